@@ -1,0 +1,25 @@
+import os
+
+
+# One thread a process: several test processes share the cores, and oversubscribed threads are far slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from .tiny import tiny_model, tiny_tokenizer  # noqa: E402
+
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def model(tokenizer):
+    return tiny_model(tokenizer)

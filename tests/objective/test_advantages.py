@@ -1,0 +1,147 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_grpo_ext.objective import outcome_advantages, process_advantages
+
+from .reference import numpy_process_advantages
+
+
+# Multiples of 1/64 are exact in float32, so that both sides agree on which scores are equal.
+SCORES = st.one_of(st.none(), st.just(float("nan")), st.integers(-128, 128).map(lambda n: n / 64))
+
+
+@st.composite
+def groups_of_steps(draw, scores=SCORES):
+    num_generations = draw(st.sampled_from([2, 3, 4, 8, 64]))
+    num_prompts = draw(st.integers(1, 3 if num_generations < 64 else 1))
+    length = draw(st.integers(1, 12))
+    rows = num_generations * num_prompts
+    step_ends = [
+        sorted(draw(st.sets(st.integers(0, length - 1), min_size=1, max_size=min(length, 4)))) for _ in range(rows)
+    ]
+    step_rewards = [draw(st.lists(scores, min_size=len(ends), max_size=len(ends))) for ends in step_ends]
+    return step_rewards, step_ends, num_generations, length
+
+
+class TestPublishedExamples:
+    def test_outcome_rewards_of_three_right_and_five_wrong_completions(self):
+        rewards = torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])
+        # mean 3/8, population variance 3/8 * 5/8
+        std = (3 / 8 * 5 / 8) ** 0.5
+        expected = [(1 - 3 / 8) / std] * 3 + [(0 - 3 / 8) / std] * 5
+        advantages = outcome_advantages(rewards, 8, std_correction=0, eps=0)
+        assert advantages.tolist() == pytest.approx(expected)
+        assert [round(value, 2) for value in advantages.tolist()] == [1.29] * 3 + [-0.77] * 5
+
+    def test_normalized_step_rewards_are_summed_to_go(self):
+        # Rewards with mean 0 of the group and no scaling are their own normalized rewards.
+        advantages = process_advantages(
+            [[0.5, -1.0, 0.8], [-0.3]], [[0, 1, 2], [0]], num_generations=2, length=3, scale="none"
+        )
+        assert advantages[0].tolist() == pytest.approx([0.3, -0.2, 0.8], abs=1e-6)
+
+    @pytest.mark.parametrize(
+        ("std_correction", "expected"),
+        [
+            (0, [(-0.534522, -1.603567), (0.534522, 0.801784, 1.069045)]),
+            (1, [(-0.478091, -1.434274), (0.478091, 0.717137, 0.956183)]),
+        ],
+    )
+    def test_step_rewards_of_a_group_of_two(self, std_correction, expected):
+        advantages = process_advantages(
+            [[1, 0], [0.5, 0.5, 1]], [[0, 1], [0, 1, 2]], 2, 3, std_correction=std_correction, eps=0
+        )
+        assert advantages[0, :2].tolist() == pytest.approx(expected[0], abs=1e-6)
+        assert advantages[0, 2] == 0
+        assert advantages[1].tolist() == pytest.approx(expected[1], abs=1e-6)
+
+
+class TestProcessAdvantages:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        groups_of_steps(), st.sampled_from(["group", "batch", "none"]), st.sampled_from([0, 1]), st.sampled_from([1e-4, 1.0])
+    )
+    def test_equals_the_formula_by_loops(self, case, scale, std_correction, eps):
+        step_rewards, step_ends, num_generations, length = case
+        options = {"scale": scale, "std_correction": std_correction, "eps": eps}
+        ours = process_advantages(step_rewards, step_ends, num_generations, length, **options)
+        theirs = numpy_process_advantages(step_rewards, step_ends, num_generations, length, **options)
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=2e-4, atol=2e-4)
+
+    @settings(max_examples=50, deadline=None)
+    @given(groups_of_steps())
+    def test_does_not_depend_on_what_else_is_in_the_batch(self, case):
+        step_rewards, step_ends, num_generations, length = case
+        together = process_advantages(step_rewards, step_ends, num_generations, length)
+        apart = [
+            process_advantages(
+                step_rewards[start : start + num_generations],
+                step_ends[start : start + num_generations],
+                num_generations,
+                length,
+            )
+            for start in range(0, len(step_rewards), num_generations)
+        ]
+        torch.testing.assert_close(together, torch.cat(apart), rtol=1e-5, atol=1e-5)
+
+    @settings(max_examples=50, deadline=None)
+    @given(groups_of_steps(), st.integers(1, 5))
+    def test_does_not_depend_on_padding(self, case, padding):
+        step_rewards, step_ends, num_generations, length = case
+        short = process_advantages(step_rewards, step_ends, num_generations, length)
+        long = process_advantages(step_rewards, step_ends, num_generations, length + padding)
+        assert torch.equal(long[:, :length], short)
+        assert not long[:, length:].any()
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(SCORES, min_size=6, max_size=6), st.sampled_from(["group", "batch", "none"]))
+    def test_with_one_step_it_is_outcome_supervision(self, rewards, scale):
+        process = process_advantages([[reward] for reward in rewards], [[3]] * 6, 3, 4, scale=scale)
+        outcome = outcome_advantages(
+            torch.tensor([float("nan") if reward is None else reward for reward in rewards]), 3, scale=scale
+        )
+        assert torch.equal(process, outcome[:, None].expand(-1, 4))
+
+    def test_rewards_and_ends_of_other_number_are_refused(self):
+        with pytest.raises(ValueError, match=r"`step_rewards` has 1 entries for completion 1, but `step_ends` has 2"):
+            process_advantages([[1.0], [1.0]], [[0], [0, 1]], 2, 2)
+
+
+class TestOutcomeAdvantages:
+    @pytest.mark.parametrize("num_generations", [2, 8, 64])
+    def test_equal_rewards_give_exactly_zero(self, num_generations):
+        # The float32 standard deviation of 64 times 0.7 is 6e-8: with eps 0 its advantages would be about 1.
+        rewards = torch.full((num_generations,), 0.7)
+        assert not outcome_advantages(rewards, num_generations, eps=0).any()
+
+    def test_rewards_that_differ_by_more_than_the_tolerance_count(self):
+        rewards = torch.tensor([0.7, 0.7 + 1e-3])
+        assert outcome_advantages(rewards, 2).all()
+        assert not outcome_advantages(rewards, 2, tolerance=1e-2).any()
+
+    def test_a_single_scored_member_has_advantage_zero(self):
+        rewards = torch.tensor([1.0, float("nan"), float("nan"), 1.0, 0.0, float("nan")])
+        advantages = outcome_advantages(rewards, 3)
+        assert advantages[:3].tolist() == [0, 0, 0]
+        assert advantages[3] > 0 > advantages[4]
+        assert advantages[5] == 0
+
+    def test_equals_trl_formula(self):
+        rewards = torch.rand(4, 8)
+        expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+        torch.testing.assert_close(outcome_advantages(rewards.flatten(), 8), expected.flatten())
+
+    def test_half_precision_is_computed_in_float32(self):
+        rewards = torch.tensor([1000.0, 1002.0, 1004.0, 1006.0], dtype=torch.bfloat16)
+        torch.testing.assert_close(outcome_advantages(rewards, 4), outcome_advantages(rewards.float(), 4))
+
+    def test_a_batch_that_is_no_multiple_of_the_group_is_refused(self):
+        with pytest.raises(ValueError, match=r"`num_generations` is 3, but must divide the number of completions, 4"):
+            outcome_advantages(torch.rand(4), 3)
+
+    def test_an_unknown_scale_is_refused(self):
+        with pytest.raises(ValueError, match=r"`scale` is 'median', but must be one of 'group', 'batch', 'none'"):
+            outcome_advantages(torch.rand(4), 2, scale="median")

@@ -1,0 +1,25 @@
+"""DeepSeekMath (arXiv:2402.03300) for TRL."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+__version__ = "0.1.0"
+
+_SUBMODULES = {
+    "GRPOExtConfig": ".trainers.grpo_config",
+    "GRPOExtTrainer": ".trainers.grpo_trainer",
+}
+
+__all__ = ["GRPOExtConfig", "GRPOExtTrainer"]
+
+if TYPE_CHECKING:
+    from .trainers.grpo_config import GRPOExtConfig
+    from .trainers.grpo_trainer import GRPOExtTrainer
+
+
+def __getattr__(name: str):
+    # TRL and torch take seconds to import, which the pure parts of the package do not need.
+    if name in _SUBMODULES:
+        return getattr(import_module(_SUBMODULES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""What a run shows of itself: a line a log while it works, and a picture at the end."""
+
+from pathlib import Path
+
+from transformers import ProgressCallback
+
+
+PROGRESS_METRICS = {
+    "reward": "reward",
+    "step reward": "step_reward",
+    "held-out": "eval_reward",
+    "KL": "kl",
+    "length": "completions/mean_length",
+    "entropy": "entropy",
+}
+PANELS = {
+    "Reward (training)": {"reward": "completion", "step_reward": "step"},
+    "Held-out reward": {"eval_reward": "completion"},
+    "KL to the reference (nats a token)": {"kl": None},
+    "Completion length (tokens)": {"completions/mean_length": None},
+}
+
+
+class CompactProgressCallback(ProgressCallback):
+    """The progress bar of transformers with one short line a log instead of every metric."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or self.training_bar is None:
+            return
+        values = [f"{label} {logs[name]:.3f}" for label, name in PROGRESS_METRICS.items() if logs.get(name) is not None]
+        if values:
+            self.training_bar.write(f"step {state.global_step:4d}  " + "  ".join(values))
+
+
+def plot_training(log_history: list[dict], path: str | Path, title: str) -> None:
+    """
+    Draw reward, held-out reward, KL and length over steps.
+
+    Args:
+        log_history (`list[dict]`):
+            `trainer.state.log_history`.
+        path (`str` or `Path`):
+            Where to write the picture; the suffix names the format.
+        title (`str`):
+            Title of the picture.
+
+    Raises:
+        `ImportError`: if matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure.suptitle(title)
+    for axes, (panel_title, metrics) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for metric, label in metrics.items():
+            points = [(entry["step"], entry[metric]) for entry in log_history if entry.get(metric) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker=".", label=label)
+        axes.set_title(panel_title)
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,6 @@
+"""Verifiable rewards."""
+
+from .answer import answer_reward
+
+
+__all__ = ["answer_reward"]

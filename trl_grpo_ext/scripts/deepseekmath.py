@@ -1,0 +1,269 @@
+r"""
+DeepSeekMath's GRPO with process supervision (arXiv:2402.03300, 4.1): train, evaluate before and after, report.
+
+Without arguments it trains the embedded policy on the embedded word problems, in minutes on two CPU cores:
+
+    accelerate launch -m trl_grpo_ext.scripts.deepseekmath
+
+With a model, a data set and a YAML file it is the recipe for a real one:
+
+    accelerate launch -m trl_grpo_ext.scripts.deepseekmath \
+        --config my_config.yaml --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name openai/gsm8k
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
+
+from ..callbacks import CompactProgressCallback, plot_training
+from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
+from ..evaluation import confidence_interval, evaluate_policy
+from ..rewards import answer_reward
+from ..tasks import EMBEDDED_POLICY, make_dataset, working_reward
+from ..trainers.grpo_config import GRPOExtConfig
+from ..trainers.grpo_trainer import GRPOExtTrainer
+
+
+DEFAULT_CONFIG = Path(__file__).with_name("embedded.yaml")
+REWARD_FUNCS: dict[str, Callable] = {"answer_reward": answer_reward}
+STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward}
+
+
+@dataclass
+class DeepSeekMathArguments(ScriptArguments):
+    """
+    Arguments of the job besides the trainer's and the model's.
+
+    Args:
+        reward_funcs (`list[str]`, *optional*, defaults to `["answer_reward"]`):
+            Reward functions: `"answer_reward"`, or dotted import paths.
+        step_reward_funcs (`list[str]`, *optional*):
+            Step reward functions of process supervision: `"working_reward"` (embedded task only), or dotted import
+            paths. With `supervision="outcome"` they are not used.
+        instruction (`str`, *optional*):
+            Text to put after each question of a plain-text data set.
+        num_train_problems (`int`, *optional*, defaults to `4000`):
+            Number of problems to make for the embedded task.
+        num_eval_problems (`int`, *optional*, defaults to `256`):
+            Number of held-out problems of the evaluation before and after, `0` to leave it out.
+        num_eval_samples (`int`, *optional*, defaults to `8`):
+            Samples a problem, the K of Maj@K and Pass@K.
+    """
+
+    reward_funcs: list[str] = field(
+        default_factory=lambda: ["answer_reward"],
+        metadata={"help": "Reward functions: 'answer_reward', or dotted import paths."},
+    )
+    step_reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={"help": "Step reward functions: 'working_reward' (embedded task only), or dotted import paths."},
+    )
+    instruction: str | None = field(
+        default=None, metadata={"help": "Text to put after each question of a plain-text data set."}
+    )
+    num_train_problems: int = field(
+        default=4000, metadata={"help": "Number of problems to make for the embedded task."}
+    )
+    num_eval_problems: int = field(
+        default=256, metadata={"help": "Number of held-out problems evaluated before and after, 0 to leave it out."}
+    )
+    num_eval_samples: int = field(default=8, metadata={"help": "Samples a problem, the K of Maj@K and Pass@K."})
+
+
+def make_parser(subparsers: argparse._SubParsersAction | None = None, prog: str | None = None) -> TrlParser:
+    dataclass_types = (DeepSeekMathArguments, GRPOExtConfig, ModelConfig)
+    if subparsers is not None:
+        return subparsers.add_parser(
+            "deepseekmath", help="GRPO as in DeepSeekMath, with process supervision", dataclass_types=dataclass_types
+        )
+    return TrlParser(dataclass_types, prog=prog)
+
+
+def with_default_config(argv: list[str]) -> list[str]:
+    """The arguments, led by the embedded task's config unless they name a config, a model or a data set themselves."""
+    chosen = ("--config", "--model_name_or_path", "--dataset_name")
+    if any(argument.split("=")[0] in chosen for argument in argv):
+        return argv
+    return ["--config", str(DEFAULT_CONFIG), *argv]
+
+
+def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model_args: ModelConfig) -> None:
+    started = time.perf_counter()
+    check_output_dir(training_args.output_dir)
+    train_dataset, eval_dataset = load_datasets(script_args)
+    reward_funcs = [import_function(name, REWARD_FUNCS) for name in script_args.reward_funcs]
+    step_reward_funcs = None
+    if training_args.supervision == "process":
+        step_reward_funcs = [
+            import_function(name, STEP_REWARD_FUNCS) for name in script_args.step_reward_funcs or []
+        ]
+    check_reward_columns(train_dataset, [*reward_funcs, *(step_reward_funcs or [])])
+    model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
+    training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
+
+    trainer = GRPOExtTrainer(
+        model=model_name,
+        reward_funcs=reward_funcs,
+        args=training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset if training_args.eval_strategy != "no" else None,
+        processing_class=load_tokenizer(model_name, training_args.model_init_kwargs),
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        step_reward_funcs=step_reward_funcs,
+    )
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(CompactProgressCallback)
+
+    before = evaluate(trainer, eval_dataset, script_args)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    after = evaluate(trainer, eval_dataset, script_args)
+
+    trainer.save_model(training_args.output_dir)
+    trainer.create_model_card(dataset_name=script_args.dataset_name)
+    if trainer.is_world_process_zero():
+        results = {
+            "before": before,
+            "after": after,
+            "seconds": round(time.perf_counter() - started, 1),
+            "config": {**asdict(script_args), **training_args.to_dict(), "model_name_or_path": model_name},
+        }
+        report(results, trainer.state.log_history, Path(training_args.output_dir))
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    trainer.end()
+
+
+def check_output_dir(output_dir: str) -> None:
+    if os.path.exists(output_dir) and not os.path.isdir(output_dir):
+        raise ValueError(f"`output_dir` is {output_dir!r}, which is a file; name a folder.")
+
+
+def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset | None]:
+    """The training split and the problems to evaluate on, which are no training problems."""
+    num_eval = script_args.num_eval_problems
+    if script_args.dataset_name is None:
+        eval_dataset = make_dataset(num_eval, held_out=True, seed=1) if num_eval else None
+        return make_dataset(script_args.num_train_problems), eval_dataset
+    dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)
+    train_split = get_split(dataset, script_args.dataset_train_split, "dataset_train_split")
+    train_dataset = to_prompts_and_solutions(train_split, script_args.instruction)
+    if not num_eval:
+        return train_dataset, None
+    test_split = get_split(dataset, script_args.dataset_test_split, "dataset_test_split")
+    eval_dataset = to_prompts_and_solutions(test_split, script_args.instruction)
+    return train_dataset, eval_dataset.select(range(min(num_eval, len(eval_dataset))))
+
+
+def import_function(name: str, registry: dict[str, Callable]) -> Callable:
+    """The function of that name in the registry, or at that dotted import path."""
+    if name in registry:
+        return registry[name]
+    module_name, _, function_name = name.rpartition(".")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"There is no reward function {name!r} ({error}); use {' or '.join(map(repr, registry))}, or the dotted "
+            "path of a function that can be imported from here."
+        ) from error
+
+
+def model_init_kwargs(model_name: str, training_args: GRPOExtConfig, model_args: ModelConfig) -> dict:
+    """Arguments for loading the policy, once it is sure that there is one."""
+    kwargs = {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    try:
+        AutoConfig.from_pretrained(model_name, **without_loading_options(kwargs))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"`model_name_or_path` is {model_name!r}, which is neither a folder with a model nor a model that can be "
+            f"reached on the Hub ({str(error).splitlines()[0]})."
+        ) from error
+    return kwargs
+
+
+def load_tokenizer(model_name: str, kwargs: dict) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(model_name, padding_side="left", **without_loading_options(kwargs))
+
+
+def without_loading_options(kwargs: dict) -> dict:
+    return {name: kwargs[name] for name in ("revision", "trust_remote_code", "gguf_file") if name in kwargs}
+
+
+def evaluate(
+    trainer: GRPOExtTrainer, dataset: Dataset | None, script_args: DeepSeekMathArguments
+) -> dict[str, float] | None:
+    """Evaluate the policy as it is sampled in training: same temperature, same longest completion."""
+    if dataset is None:
+        return None
+    return evaluate_policy(
+        trainer.accelerator.unwrap_model(trainer.model),
+        trainer.processing_class,
+        dataset,
+        num_samples=script_args.num_eval_samples,
+        temperature=trainer.args.temperature,
+        max_new_tokens=trainer.args.max_completion_length,
+        batch_size=trainer.args.per_device_eval_batch_size,
+        seed=trainer.args.seed,
+    )
+
+
+def report(results: dict, log_history: list[dict], output_dir: Path) -> None:
+    """Write `results.json` and the picture, and show the table."""
+    console = Console()
+    (output_dir / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
+    if find_spec("matplotlib") is None:
+        console.print("No picture was drawn: `pip install matplotlib` first.")
+    else:
+        plot_training(log_history, output_dir / "training.png", f"GRPO, {results['config']['supervision']} supervision")
+    if results["before"] is not None:
+        console.print(results_table(results["before"], results["after"]))
+    console.print(f"Took {results['seconds']:.0f} s. Model, results.json and model card are in {output_dir}/")
+
+
+def results_table(before: dict[str, float], after: dict[str, float]) -> Table:
+    num_problems = int(before["num_problems"])
+    table = Table(title=f"Accuracy on {num_problems} held-out problems (%, with 95 % interval)")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="right")
+    for metric in before:
+        if metric != "num_problems":
+            change = 100 * (after[metric] - before[metric])
+            cells = (with_interval(values[metric], num_problems) for values in (before, after))
+            table.add_row(metric, *cells, f"{change:+.1f}")
+    return table
+
+
+def with_interval(accuracy: float, num_problems: int) -> str:
+    low, high = confidence_interval(accuracy, num_problems)
+    return f"{100 * accuracy:.1f}  ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Parse the arguments and run the job; the entry point of the recipe."""
+    arguments = with_default_config(sys.argv[1:] if argv is None else argv)
+    main(*make_parser().parse_args_and_config(arguments))
+
+
+if __name__ == "__main__":
+    run()
