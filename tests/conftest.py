@@ -6,10 +6,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from .tiny import tiny_model, tiny_tokenizer  # noqa: E402
+from .tiny import tiny_model, tiny_tokenizer
 
 
 torch.set_num_threads(1)

@@ -76,14 +76,14 @@ class TestSeparatorSplitter:
 
 class TestCutIntoSteps:
     def test_the_last_step_owns_eos(self, tokenizer):
-        ids = tokenizer.encode("1 + 2 = 3\nThe answer") + [tokenizer.eos_token_id]
+        ids = [*tokenizer.encode("1 + 2 = 3\nThe answer"), tokenizer.eos_token_id]
         steps = cut_into_steps(ids, tokenizer, SeparatorSplitter())
         assert steps.texts == ["1 + 2 = 3\n", "The answer"]
         newline = ids.index(tokenizer.convert_tokens_to_ids("Ċ"))
         assert steps.ends == [newline, len(ids) - 1]
 
     def test_a_separator_before_eos_makes_no_step(self, tokenizer):
-        ids = tokenizer.encode("a\nb\n") + [tokenizer.eos_token_id]
+        ids = [*tokenizer.encode("a\nb\n"), tokenizer.eos_token_id]
         steps = cut_into_steps(ids, tokenizer, SeparatorSplitter())
         assert steps.texts == ["a\n", "b\n"]
         assert steps.ends[-1] == len(ids) - 1

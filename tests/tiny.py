@@ -25,7 +25,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCau
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.2,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    # Many tokens end a completion, so that random completions have many lengths.
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(100, 120)]
+    return model
 
 
 def save_tiny_model(path, seed: int = 0) -> str:

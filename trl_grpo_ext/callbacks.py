@@ -13,7 +13,7 @@ PROGRESS_METRICS = {
     "length": "completions/mean_length",
     "entropy": "entropy",
 }
-PANELS = {
+PANELS: dict[str, dict[str, str | None]] = {
     "Reward (training)": {"reward": "completion", "step_reward": "step"},
     "Held-out reward": {"eval_reward": "completion"},
     "KL to the reference (nats a token)": {"kl": None},
@@ -27,9 +27,10 @@ class CompactProgressCallback(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or self.training_bar is None:
             return
-        values = [f"{label} {logs[name]:.3f}" for label, name in PROGRESS_METRICS.items() if logs.get(name) is not None]
-        if values:
-            self.training_bar.write(f"step {state.global_step:4d}  " + "  ".join(values))
+        shown = {label: logs[name] for label, name in PROGRESS_METRICS.items() if logs.get(name) is not None}
+        if shown:
+            values = "  ".join(f"{label} {value:.3f}" for label, value in shown.items())
+            self.training_bar.write(f"step {state.global_step:4d}  {values}")
 
 
 def plot_training(log_history: list[dict], path: str | Path, title: str) -> None:

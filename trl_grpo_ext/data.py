@@ -1,10 +1,11 @@
-"""Prompt/answer data sets for the recipes, from the Hub or from local files, with the checks that spare a wasted run."""
+"""Prompt/answer data sets for the recipes, from the Hub or local files, and the checks that spare a wasted run."""
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
+from trl.trainer.utils import get_callable_name
 
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -36,8 +37,8 @@ def load_prompt_dataset(name: str, config: str | None = None) -> DatasetDict:
         return load_dataset(name, config)
     except (FileNotFoundError, ConnectionError) as error:
         raise ValueError(
-            f"`dataset_name` is {name!r}, which is neither a file or folder here nor a data set that can be reached on "
-            f"the Hub ({str(error).splitlines()[0]})."
+            f"`dataset_name` is {name!r}, which is neither a file or folder here nor a data set that can be reached "
+            f"on the Hub ({str(error).splitlines()[0]})."
         ) from error
 
 
@@ -101,6 +102,6 @@ def check_reward_columns(dataset: Dataset, funcs: list[Callable]) -> None:
             is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
             if is_required and parameter.name not in available:
                 raise ValueError(
-                    f"The reward function '{func.__name__}' needs a column {parameter.name!r}, but the data set has only "
-                    f"{', '.join(dataset.column_names)}; add the column or choose another function."
+                    f"The reward function '{get_callable_name(func)}' needs a column {parameter.name!r}, but the data "
+                    f"set has only {', '.join(dataset.column_names)}; add the column or choose another function."
                 )

@@ -44,7 +44,8 @@ def maj_at_k(answers: Sequence[Sequence[str | None]], correct: torch.Tensor, k: 
     """
     Whether the most frequent answer of the first k samples is right.
 
-    A sample without an answer does not vote. Answers that tie share the vote: with one of two right, the result is 0.5.
+    A sample without an answer does not vote. Answers that tie share the vote: with one of two right, the result is
+    0.5.
 
     Args:
         answers (`Sequence[Sequence[str | None]]` of shape (P, N)):
@@ -181,9 +182,9 @@ def generate_texts(
 ) -> Iterator[str]:
     """Yield a completion's text a prompt."""
     for batch in batched(prompts, batch_size):
-        inputs = tokenizer(
-            batch, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
-        ).to(model.device)
+        inputs = tokenizer(batch, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False).to(
+            model.device
+        )
         outputs = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],

@@ -62,7 +62,10 @@ class TestPublishedExamples:
 class TestProcessAdvantages:
     @settings(max_examples=150, deadline=None)
     @given(
-        groups_of_steps(), st.sampled_from(["group", "batch", "none"]), st.sampled_from([0, 1]), st.sampled_from([1e-4, 1.0])
+        groups_of_steps(),
+        st.sampled_from(["group", "batch", "none"]),
+        st.sampled_from([0, 1]),
+        st.sampled_from([1e-4, 1.0]),
     )
     def test_equals_the_formula_by_loops(self, case, scale, std_correction, eps):
         step_rewards, step_ends, num_generations, length = case

@@ -183,17 +183,13 @@ def spread_over_tokens(step_values: torch.Tensor, step_ends: torch.Tensor, lengt
 
 def pad_step_rewards(step_rewards: Sequence[Sequence[float | None]]) -> torch.Tensor:
     """Step rewards as a tensor of shape (B, K), NaN where a step has no reward or a completion no such step."""
+    nan = float("nan")
     num_steps = max(map(len, step_rewards))
-    return torch.tensor(
-        [
-            [float("nan") if reward is None else reward for reward in rewards] + [float("nan")] * (num_steps - len(rewards))
-            for rewards in step_rewards
-        ],
-        dtype=torch.float32,
-    )
+    rows = [[nan if reward is None else reward for reward in rewards] for rewards in step_rewards]
+    return torch.tensor([row + [nan] * (num_steps - len(row)) for row in rows], dtype=torch.float32)
 
 
-def pad_step_ends(step_ends: Sequence[Sequence[int]], length: int) -> torch.Tensor:
-    """Step ends as a tensor of shape (B, K), padded with `length`."""
-    num_steps = max(map(len, step_ends))
+def pad_step_ends(step_ends: Sequence[Sequence[int]], length: int, num_steps: int | None = None) -> torch.Tensor:
+    """Step ends as a tensor of shape (B, K), padded with `length`; K is the largest number of steps unless given."""
+    num_steps = num_steps or max(map(len, step_ends))
     return torch.tensor([[*ends, *[length] * (num_steps - len(ends))] for ends in step_ends])

@@ -1,8 +1,8 @@
 """
 Groups: the G completions sampled for one prompt, and statistics over their scores.
 
-The one home of the step from a flat batch (B,) to groups (P, G), of masked statistics and of the all-same test. Rows of
-one group are adjacent, as TRL's sampler lays them; the same prompt twice in a batch makes two groups.
+The one home of the step from a flat batch (B,) to groups (P, G), of masked statistics and of the all-same test. Rows
+of one group are adjacent, as TRL's sampler lays them; the same prompt twice in a batch makes two groups.
 """
 
 from dataclasses import dataclass

@@ -100,13 +100,13 @@ def as_number(answer: str) -> Fraction | None:
     """The value of a plain number (sign, thousands commas, decimals, one fraction bar), else `None`."""
     plain = answer.replace(",", "").strip().strip("$").removesuffix(".")
     match = NUMERIC_ANSWER.fullmatch(plain)
-    if match is None or match["denominator"] is not None and int(match["denominator"]) == 0:
+    if match is None or (match["denominator"] is not None and int(match["denominator"]) == 0):
         return None
     return Fraction(match["number"]) / int(match["denominator"] or 1)
 
 
 def same_mathematics(answer: str, gold: str) -> bool:
-    """Whether math-verify takes two answers for the same. Both are marked as mathematics, which it needs to read them."""
+    """Whether math-verify takes two answers for the same; it reads them only if they are marked as mathematics."""
     from math_verify import parse, verify
 
     return verify(parse(f"${gold}$"), parse(f"${answer}$"))

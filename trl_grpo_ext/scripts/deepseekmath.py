@@ -102,14 +102,13 @@ def with_default_config(argv: list[str]) -> list[str]:
 
 def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model_args: ModelConfig) -> None:
     started = time.perf_counter()
-    check_output_dir(training_args.output_dir)
+    output_dir = Path(training_args.output_dir)
+    check_output_dir(output_dir)
     train_dataset, eval_dataset = load_datasets(script_args)
     reward_funcs = [import_function(name, REWARD_FUNCS) for name in script_args.reward_funcs]
     step_reward_funcs = None
     if training_args.supervision == "process":
-        step_reward_funcs = [
-            import_function(name, STEP_REWARD_FUNCS) for name in script_args.step_reward_funcs or []
-        ]
+        step_reward_funcs = [import_function(name, STEP_REWARD_FUNCS) for name in script_args.step_reward_funcs or []]
     check_reward_columns(train_dataset, [*reward_funcs, *(step_reward_funcs or [])])
     model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
@@ -128,9 +127,9 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(CompactProgressCallback)
 
-    before = evaluate(trainer, eval_dataset, script_args)
+    before = evaluate(trainer, eval_dataset, script_args, training_args)
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    after = evaluate(trainer, eval_dataset, script_args)
+    after = evaluate(trainer, eval_dataset, script_args, training_args)
 
     trainer.save_model(training_args.output_dir)
     trainer.create_model_card(dataset_name=script_args.dataset_name)
@@ -139,17 +138,17 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
             "before": before,
             "after": after,
             "seconds": round(time.perf_counter() - started, 1),
-            "config": {**asdict(script_args), **training_args.to_dict(), "model_name_or_path": model_name},
+            "config": {**asdict(model_args), **asdict(script_args), **training_args.to_dict()},
         }
-        report(results, trainer.state.log_history, Path(training_args.output_dir))
+        report(results, trainer.state.log_history, output_dir)
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
     trainer.end()
 
 
-def check_output_dir(output_dir: str) -> None:
-    if os.path.exists(output_dir) and not os.path.isdir(output_dir):
-        raise ValueError(f"`output_dir` is {output_dir!r}, which is a file; name a folder.")
+def check_output_dir(output_dir: Path) -> None:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"`output_dir` is '{output_dir}', which is a file; name a folder.")
 
 
 def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset | None]:
@@ -211,20 +210,23 @@ def without_loading_options(kwargs: dict) -> dict:
 
 
 def evaluate(
-    trainer: GRPOExtTrainer, dataset: Dataset | None, script_args: DeepSeekMathArguments
+    trainer: GRPOExtTrainer,
+    dataset: Dataset | None,
+    script_args: DeepSeekMathArguments,
+    training_args: GRPOExtConfig,
 ) -> dict[str, float] | None:
     """Evaluate the policy as it is sampled in training: same temperature, same longest completion."""
     if dataset is None:
         return None
     return evaluate_policy(
         trainer.accelerator.unwrap_model(trainer.model),
-        trainer.processing_class,
+        trainer.text_tokenizer,
         dataset,
         num_samples=script_args.num_eval_samples,
-        temperature=trainer.args.temperature,
-        max_new_tokens=trainer.args.max_completion_length,
-        batch_size=trainer.args.per_device_eval_batch_size,
-        seed=trainer.args.seed,
+        temperature=training_args.temperature,
+        max_new_tokens=training_args.max_completion_length,
+        batch_size=training_args.per_device_eval_batch_size,
+        seed=training_args.seed,
     )
 
 
@@ -235,7 +237,8 @@ def report(results: dict, log_history: list[dict], output_dir: Path) -> None:
     if find_spec("matplotlib") is None:
         console.print("No picture was drawn: `pip install matplotlib` first.")
     else:
-        plot_training(log_history, output_dir / "training.png", f"GRPO, {results['config']['supervision']} supervision")
+        title = f"GRPO with {results['config']['supervision']} supervision"
+        plot_training(log_history, output_dir / "training.png", title)
     if results["before"] is not None:
         console.print(results_table(results["before"], results["after"]))
     console.print(f"Took {results['seconds']:.0f} s. Model, results.json and model card are in {output_dir}/")

@@ -21,8 +21,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 
-from datasets import Dataset
+from datasets import Dataset, DatasetInfo
 
 
 LARGEST_TOTAL = 99
@@ -65,10 +66,9 @@ class Problem:
     @property
     def equations(self) -> list[str]:
         """The reference working, one equation an operation."""
-        totals = self.totals
         return [
             format_equation(left, operator, operand, right)
-            for left, (operator, operand), right in zip(totals, self.operations, totals[1:], strict=False)
+            for (operator, operand), (left, right) in zip(self.operations, pairwise(self.totals), strict=True)
         ]
 
     @property
@@ -182,7 +182,8 @@ def make_dataset(num_problems: int, *, held_out: bool = False, seed: int = 0) ->
         }
         for problem in sample_problems(num_problems, held_out=held_out, seed=seed)
     ]
-    return Dataset.from_list(rows)
+    info = DatasetInfo(description="word problems made by `trl_grpo_ext.tasks.make_dataset`")
+    return Dataset.from_list(rows, info=info)
 
 
 def working_reward(
@@ -213,14 +214,15 @@ def working_reward(
             One score a line.
     """
     return [
-        [float(line.strip() == needed) for line, needed in zip(lines[:-1], padded(reference, len(lines) - 1), strict=True)]
-        + [float(boxed_answer(lines[-1]) == answer)]
+        [*equation_scores(lines[:-1], reference), float(boxed_answer(lines[-1]) == answer)]
         for lines, reference, answer in zip(steps, equations, solution, strict=True)
     ]
 
 
-def padded(reference: list[str], length: int) -> list[str | None]:
-    return [*reference[:length], *[None] * (length - len(reference))]
+def equation_scores(lines: list[str], reference: list[str]) -> list[float]:
+    return [float(line.strip() == needed) for line, needed in zip_longest(lines, reference, fillvalue="")][
+        : len(lines)
+    ]
 
 
 def boxed_answer(line: str) -> str | None:

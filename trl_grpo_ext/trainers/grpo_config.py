@@ -39,8 +39,8 @@ class GRPOExtConfig(GRPOConfig):
     supervision: str = field(
         default="outcome",
         metadata={
-            "help": "What a token is rewarded for: its completion ('outcome', arXiv:2402.03300 section 4.1.2) or its own "
-            "reasoning step and those after it ('process', section 4.1.3).",
+            "help": "What a token is rewarded for: its completion ('outcome', arXiv:2402.03300 section 4.1.2) or its "
+            "own reasoning step and those after it ('process', section 4.1.3).",
             "choices": ["outcome", "process"],
         },
     )
@@ -82,9 +82,9 @@ class GRPOExtConfig(GRPOConfig):
             self._check_process_supervision()
         elif self.changes_outcome_advantages and self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes with TRL's own "
-                "constants; leave `std_correction`, `std_eps` and `zero_advantage_tolerance` at their defaults, or use "
-                "'sum_then_normalize'."
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes by "
+                "TRL's constants; leave `std_correction`, `std_eps` and `zero_advantage_tolerance` at their defaults, "
+                "or use 'sum_then_normalize'."
             )
 
     @property
@@ -101,10 +101,11 @@ class GRPOExtConfig(GRPOConfig):
         if self.loss_type in ("luspo", "vespo"):
             raise ValueError(
                 f"`loss_type` is {self.loss_type!r}, which weights whole sequences by one advantage, but with "
-                "supervision='process' every token has its own; use 'grpo', 'dapo', 'dr_grpo', 'bnpo', 'cispo' or 'sapo'."
+                "supervision='process' every token has its own; use 'grpo', 'dapo', 'dr_grpo', 'bnpo', 'cispo' or "
+                "'sapo'."
             )
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but with supervision='process' "
-                "step rewards are weighted, summed, then normalized; use 'sum_then_normalize'."
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but with "
+                "supervision='process' step rewards are weighted, summed, then normalized; use 'sum_then_normalize'."
             )

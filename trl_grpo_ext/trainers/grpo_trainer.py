@@ -1,25 +1,24 @@
-from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather
-from trl.trainer.utils import get_callable_name, is_async_callable
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.utils import get_config_model_id
 
+from ..model_card import describe_training
 from ..objective.advantages import (
     normalized_rewards,
     outcome_advantages,
     pad_step_ends,
-    pad_step_rewards,
     spread_over_tokens,
     sum_to_go,
 )
 from ..objective.groups import group_statistics, to_groups
-from ..steps import SeparatorSplitter, Steps, TextSplitter, cut_into_steps
+from ..steps import SeparatorSplitter, Steps, TextSplitter
 from .grpo_config import GRPOExtConfig
 from .seams import GRPOSeams
-
-
-StepRewardFunc = Callable[..., list[list[float | None]]]
+from .step_scoring import StepRewardFunc, StepScorer
 
 
 class GRPOExtTrainer(GRPOSeams):
@@ -32,48 +31,51 @@ class GRPOExtTrainer(GRPOSeams):
     Example:
 
     ```python
+    from trl.rewards import accuracy_reward
     from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
 
-    def shows_work(steps, **kwargs):
-        return [[float("=" in step) for step in completion] for completion in steps]
+    def right_sums(steps, **kwargs):
+        return [[check_sum(step) for step in completion] for completion in steps]  # 1.0, 0.0, or None: no sum
 
 
     trainer = GRPOExtTrainer(
         model="Qwen/Qwen2.5-0.5B-Instruct",
         reward_funcs=accuracy_reward,
-        step_reward_funcs=shows_work,
-        args=GRPOExtConfig(supervision="process", step_separator="\n"),
+        args=GRPOExtConfig(supervision="process"),
         train_dataset=dataset,
+        step_reward_funcs=right_sums,
     )
     trainer.train()
     ```
 
     Args:
-        *args, **kwargs:
-            Those of [`~trl.GRPOTrainer`]. With process supervision `reward_funcs` may be left out; the mean step reward
-            is then logged as the reward.
+        model, reward_funcs, args, *trl_args, **trl_kwargs:
+            Those of [`~trl.GRPOTrainer`]. With process supervision `reward_funcs` are logged but do not train, and may
+            be left out; the mean step reward is then logged in their place.
         step_reward_funcs (`Callable` or `list[Callable]`, *optional*):
             Functions that score reasoning steps, called as
-            `f(prompts, completions, steps, completion_ids, **columns)` with the local completions, where `steps[i]` is
-            the list of step texts of completion i. Each returns one list a completion with one float a step, or `None`
-            for a step it cannot score. Like reward functions they also receive `trainer_state`, `log_extra` and
-            `log_metric`. Scores of several functions are summed, weighted, leaving out `None`.
+            `f(prompts, completions, steps, completion_ids, **columns)` with the completions of this process, where
+            `steps[i]` is the list of step texts of completion i. Each returns one list a completion with one float a
+            step, or `None` for a step it cannot score. Like reward functions they also receive `trainer_state`,
+            `log_extra` and `log_metric`. The scores of several functions are summed, weighted, leaving out `None`.
         step_reward_weights (`list[float]`, *optional*):
             Weight of each function, 1 by default.
         step_splitter (`Callable[[str], list[str]]`, *optional*):
-            Splits a completion's text into steps that joined give it back. Replaces `step_separator`.
+            Splits a completion's text into steps that, joined, give it back. Replaces `step_separator`.
 
     Raises:
         `ValueError`: if process supervision lacks step reward functions, or they are given without it; if weights and
-            functions differ in number; if the tokenizer cannot write the separator; during the first batch, if the
+            functions differ in number; if the tokenizer cannot write the separator; in the first batch, if the
             separator occurs in no completion or a function returns another number of scores than there are steps.
         `TypeError`: if a step reward function is no callable, or an asynchronous one.
     """
 
     _tag_names = ["trl", "grpo", "trl_grpo_ext"]
 
+    args: GRPOExtConfig
     supervision = "outcome"
+    step_scorer: StepScorer | None = None
 
     def __init__(
         self,
@@ -89,60 +91,71 @@ class GRPOExtTrainer(GRPOSeams):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOExtConfig(f"{name.split('/')[-1]}-GRPO")
-        self.supervision = getattr(args, "supervision", "outcome")
-        self.step_reward_funcs = as_list(step_reward_funcs)
-        self._check_step_arguments(step_reward_weights, step_splitter)
-        self.step_reward_weights = torch.tensor(step_reward_weights or [1.0] * len(self.step_reward_funcs))
-        if self.supervision == "process" and not reward_funcs and "environment_factory" not in trl_kwargs:
-            reward_funcs = self.mean_step_reward
-        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        self.supervision = getattr(args, "supervision", "outcome")  # a plain GRPOConfig is welcome, too
         if self.supervision == "process":
-            self.step_splitter = step_splitter or self._separator_splitter()
-            self._separator_was_seen = step_splitter is not None
-        self._steps: list[Steps] = []
+            funcs = step_reward_funcs if isinstance(step_reward_funcs, (list, tuple)) else [step_reward_funcs]
+            splitter = step_splitter or SeparatorSplitter(args.step_separator, args.step_separator_is_regex)
+            self.step_scorer = StepScorer([f for f in funcs if f is not None], step_reward_weights, splitter)
+            reward_funcs = reward_funcs or self.mean_step_reward
+        elif step_reward_funcs or step_reward_weights or step_splitter:
+            raise ValueError(
+                f"`supervision` is {self.supervision!r}, which uses no `step_reward_funcs`, `step_reward_weights` or "
+                "`step_splitter`; set supervision='process', or leave them out."
+            )
+        super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
+        if self.supervision == "process" and step_splitter is None:
+            check_separator(args, self.text_tokenizer)
+        self._separator_is_proven = step_splitter is not None
 
     def before_rewards(self, inputs, prompts, completions, completion_ids) -> None:
-        if self.supervision != "process":
+        if self.step_scorer is None:
             return
-        self._steps = [cut_into_steps(ids, self.text_tokenizer, self.step_splitter) for ids in completion_ids]
-        texts = [steps.texts for steps in self._steps]
-        scores = [
-            self._scores(func, prompts=prompts, completions=completions, steps=texts, completion_ids=completion_ids,
-                         **self.reward_kwargs(inputs))
-            for func in self.step_reward_funcs
-        ]
-        self._log_step_counts()
-        # (processes * B, K, functions), K being the largest number of steps on any process
-        self._step_rewards_per_func = torch.stack([self._gather_steps(score) for score in scores], dim=-1)
-        weighted = self._step_rewards_per_func * self.step_reward_weights.to(self.accelerator.device)
-        self._step_rewards = weighted.nansum(-1).masked_fill(weighted.isnan().all(-1), torch.nan)
+        scored = self.step_scorer(
+            self.text_tokenizer, prompts, completions, completion_ids, **self.reward_kwargs(inputs)
+        )
+        self._steps = scored.steps
+        self._log_step_counts(scored.steps)
+        # Completions of one group may lie on several processes, with another largest number of steps on each.
+        local = scored.rewards_per_func.to(self.accelerator.device)
+        rewards_per_func = gather(self.accelerator.pad_across_processes(local, dim=1, pad_index=float("nan")))
+        self._step_rewards = self.step_scorer.combine(rewards_per_func)
+        self._log_step_rewards(dict(zip(self.step_scorer.names, rewards_per_func.unbind(-1), strict=True)))
 
     def batch_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
-        if self.supervision == "process":
-            self._log_step_rewards()
+        if self.step_scorer is not None:
             return self._process_advantages(batch)
-        if getattr(self.args, "changes_outcome_advantages", False):
+        if isinstance(self.args, GRPOExtConfig) and self.args.changes_outcome_advantages:
             advantages = outcome_advantages(
                 self.weighted_rewards(), self.generations_per_prompt, **self._normalization_options
             )
-            return advantages[self._local_rows(len(batch["advantages"]))]
+            return advantages[self.local_rows(len(batch["advantages"]))]
         return super().batch_advantages(batch)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
+        model_name = model_name or (self.args.hub_model_id or Path(self.args.output_dir).name).split("/")[-1]
+        super().create_model_card(model_name=model_name, dataset_name=dataset_name, tags=tags)
+        if self.is_world_process_zero():
+            base_model = Path(get_config_model_id(self.model.config))
+            description = getattr(getattr(self.train_dataset, "info", None), "description", None)
+            describe_training(
+                Path(self.args.output_dir, "README.md"),
+                base_model=base_model.name if base_model.is_dir() else str(base_model) or "a model made in the script",
+                data=dataset_name or description or "a local data set",
+                args=self.args,
+            )
 
     def mean_step_reward(self, completions: list, **kwargs) -> list[float | None]:
         """The reward to log where there is no reward function: the mean of a completion's step rewards."""
-        means = self._step_rewards[self._local_rows(len(completions))].nanmean(-1)
-        return [None if mean != mean else mean for mean in means.tolist()]
+        means = self._step_rewards[self.local_rows(len(completions))].nanmean(-1).tolist()
+        return [None if mean != mean else mean for mean in means]
 
     def _process_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
-        completion_mask = batch["completion_mask"]
-        num_rows, length = completion_mask.shape
-        normalized = normalized_rewards(
-            self._step_rewards, self.generations_per_prompt, **self._normalization_options
-        )[self._local_rows(num_rows)]
-        step_ends = pad_step_ends([steps.ends for steps in self._steps], length).to(normalized.device)
-        step_values = sum_to_go(normalized)[:, : step_ends.shape[1]].contiguous()
-        mask = completion_mask * batch.get("tool_mask", 1)
-        return spread_over_tokens(step_values, step_ends, length) * mask
+        num_rows, length = batch["completion_mask"].shape
+        normalized = normalized_rewards(self._step_rewards, self.generations_per_prompt, **self._normalization_options)
+        step_values = sum_to_go(normalized[self.local_rows(num_rows)])
+        step_ends = pad_step_ends([steps.ends for steps in self._steps], length, num_steps=step_values.shape[1])
+        advantages = spread_over_tokens(step_values, step_ends.to(step_values.device), length)
+        return advantages * batch["completion_mask"] * batch.get("tool_mask", 1)
 
     @property
     def _normalization_options(self) -> dict[str, Any]:
@@ -153,100 +166,47 @@ class GRPOExtTrainer(GRPOSeams):
             "tolerance": self.args.zero_advantage_tolerance,
         }
 
-    def _scores(self, func: StepRewardFunc, **kwargs) -> list[list[float | None]]:
-        scores = func(**kwargs)
-        name = get_callable_name(func)
-        if len(scores) != len(self._steps):
-            raise ValueError(
-                f"The step reward function '{name}' returned {len(scores)} lists of scores for {len(self._steps)} "
-                "completions; it must return one list a completion."
-            )
-        for index, (row, steps) in enumerate(zip(scores, self._steps, strict=True)):
-            if len(row) != len(steps.texts):
-                raise ValueError(
-                    f"The step reward function '{name}' returned {len(row)} scores for completion {index}, which has "
-                    f"{len(steps.texts)} steps; it must return one score (or None) a step."
-                )
-        return scores
-
-    def _gather_steps(self, scores: Sequence[Sequence[float | None]]) -> torch.Tensor:
-        """Step rewards of all processes, (processes * B, K), NaN where there is none."""
-        local = pad_step_rewards(scores).to(self.accelerator.device)
-        return gather(self.accelerator.pad_across_processes(local, dim=1, pad_index=float("nan")))
-
-    def _local_rows(self, num_rows: int) -> slice:
-        start = self.accelerator.process_index * num_rows
-        return slice(start, start + num_rows)
-
-    def _log_step_counts(self) -> None:
-        counts = gather(torch.tensor([len(steps.ends) for steps in self._steps], device=self.accelerator.device))
-        lengths = gather(torch.tensor([steps.ends[-1] + 1 for steps in self._steps], device=self.accelerator.device))
-        if self.mode == "train" and not self._separator_was_seen:
-            if counts.max() == 1:
-                raise ValueError(
-                    f"`step_separator` is {self.args.step_separator!r}, but it occurs in none of the {len(counts)} "
-                    "completions of the first batch, so that each would be a single step; set it to what the model "
-                    "writes between steps, or pass `step_splitter`."
-                )
-            self._separator_was_seen = True
+    def _log_step_counts(self, steps: list[Steps]) -> None:
+        device = self.accelerator.device
+        counts = gather(torch.tensor([len(completion.ends) for completion in steps], device=device))
+        lengths = gather(torch.tensor([completion.ends[-1] + 1 for completion in steps], device=device))
+        if self.mode == "train":
+            self._check_first_batch(counts)
         self.log_metric("steps/mean_count", counts.float().mean().item())
         self.log_metric("steps/min_count", counts.min().item())
         self.log_metric("steps/max_count", counts.max().item())
         self.log_metric("steps/mean_length", (lengths.sum() / counts.sum()).item())
 
-    def _log_step_rewards(self) -> None:
-        for index, func in enumerate(self.step_reward_funcs):
-            self.log_reward_statistics(
-                f"step_rewards/{get_callable_name(func)}", self._step_rewards_per_func[..., index]
+    def _check_first_batch(self, step_counts: torch.Tensor) -> None:
+        if not self._separator_is_proven and step_counts.max() == 1:
+            raise ValueError(
+                f"`step_separator` is {self.args.step_separator!r}, but it divides none of the {len(step_counts)} "
+                "completions of the first batch, so that each would be a single step; set it to what the model writes "
+                "between steps, or pass `step_splitter`."
             )
+        self._separator_is_proven = True
+
+    def _log_step_rewards(self, rewards_per_func: dict[str, torch.Tensor]) -> None:
         self.log_metric("step_reward", self._step_rewards.nanmean().item())
-        self.log_metric("step_reward_std", nanstd(self._step_rewards.flatten()).item())
+        self.log_metric("step_reward_std", nan_std(self._step_rewards))
+        for name, rewards in rewards_per_func.items():
+            self.log_metric(f"step_rewards/{name}/mean", rewards.nanmean().item())
+            self.log_metric(f"step_rewards/{name}/std", nan_std(rewards))
         groups = to_groups(self._step_rewards, self.generations_per_prompt)
         all_same = group_statistics(groups, tolerance=self.args.zero_advantage_tolerance).all_same
         self.log_metric("step_rewards/frac_groups_all_same", all_same.float().mean().item())
 
-    def _separator_splitter(self) -> SeparatorSplitter:
-        separator = self.args.step_separator
-        splitter = SeparatorSplitter(separator, self.args.step_separator_is_regex)
-        tokenizer = self.text_tokenizer
-        if not self.args.step_separator_is_regex and separator not in tokenizer.decode(tokenizer.encode(separator)):
-            raise ValueError(
-                f"`step_separator` is {separator!r}, which the tokenizer cannot write, so that no completion would "
-                "contain it; set it to what the model writes between steps, or pass `step_splitter`."
-            )
-        return splitter
 
-    def _check_step_arguments(self, weights: list[float] | None, splitter: TextSplitter | None) -> None:
-        funcs = self.step_reward_funcs
-        if self.supervision == "process" and not funcs:
-            raise ValueError(
-                "`step_reward_funcs` is missing, but supervision='process' needs at least one; pass a function that "
-                "scores steps, or use supervision='outcome'."
-            )
-        if self.supervision != "process" and (funcs or weights or splitter):
-            raise ValueError(
-                f"`supervision` is {self.supervision!r}, which uses no `step_reward_funcs`, `step_reward_weights` or "
-                "`step_splitter`; set supervision='process', or leave them out."
-            )
-        for func in funcs:
-            if not callable(func):
-                raise TypeError(
-                    f"`step_reward_funcs` contains {func!r}, which is no function; pass callables that return one list "
-                    "of scores a completion."
-                )
-            if is_async_callable(func):
-                raise TypeError(
-                    f"`step_reward_funcs` contains the asynchronous '{get_callable_name(func)}'; pass a synchronous "
-                    "function, which may run its own event loop."
-                )
-        if weights is not None and len(weights) != len(funcs):
-            raise ValueError(
-                f"`step_reward_weights` has {len(weights)} entries for {len(funcs)} step reward functions; give one "
-                "weight a function."
-            )
+def check_separator(args: GRPOExtConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a `ValueError` if the tokenizer cannot write the separator."""
+    separator = args.step_separator
+    if not args.step_separator_is_regex and separator not in tokenizer.decode(tokenizer.encode(separator)):
+        raise ValueError(
+            f"`step_separator` is {separator!r}, which the tokenizer cannot write, so that no completion would "
+            "contain it; set it to what the model writes between steps, or pass `step_splitter`."
+        )
 
 
-def as_list(value) -> list:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def nan_std(values: torch.Tensor) -> float:
+    """Sample standard deviation of the values that are there, NaN with fewer than two."""
+    return values[~values.isnan()].std().item() if (~values.isnan()).sum() > 1 else float("nan")

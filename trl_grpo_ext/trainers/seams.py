@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from trl import GRPOTrainer
-from trl.trainer.utils import nanstd
 
 
 class GRPOSeams(GRPOTrainer):
@@ -88,10 +87,10 @@ class GRPOSeams(GRPOTrainer):
             "log_metric": self._log_metric,
         }
 
-    def log_reward_statistics(self, name: str, rewards: torch.Tensor) -> None:
-        """Log mean and standard deviation of rewards gathered from all processes, NaN left out, under TRL's names."""
-        self.log_metric(f"{name}/mean", rewards.nanmean().item())
-        self.log_metric(f"{name}/std", nanstd(rewards.flatten()).item())
+    def local_rows(self, num_rows: int) -> slice:
+        """Where this process's `num_rows` rows lie among those gathered from all processes."""
+        start = self.accelerator.process_index * num_rows
+        return slice(start, start + num_rows)
 
     def _replace_logged_advantages(self, advantages: torch.Tensor) -> None:
         """Put our advantages in TRL's table of completions; token advantages by that of the first token."""

@@ -1,0 +1,89 @@
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from trl_grpo_ext.rewards import answer_reward
+from trl_grpo_ext.rewards.answer import as_number, final_answer
+
+
+DATA = Path(os.environ.get("TRL_GRPO_EXT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} or rather \boxed{2}", "2"),
+        (r"first \boxed{3}, then \boxed{4", "3"),
+        (r"cut off: \boxed{4", None),
+        (r"\boxed{}", None),
+        ("2 + 2 = 4\n#### 1,234", "1,234"),
+        ("#### 5 apples\nand 6 pears", "5 apples"),
+        ("The answer is 12.5 apples, not 13.", "12.5"),
+        ("They have 3 left and then 40.", "40"),
+        ("no number", None),
+        ("", None),
+    ],
+)
+def test_final_answer(text, expected):
+    assert final_answer(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "expected"),
+    [
+        (r"\boxed{28}", "28", 1.0),
+        (r"\boxed{28.0}", "28", 1.0),
+        (r"\boxed{1,000}", "1000", 1.0),
+        (r"\boxed{3/4}", "0.75", 1.0),
+        (r"\boxed{$28$}", "28", 1.0),
+        (r"\boxed{29}", "28", 0.0),
+        (r"\boxed{2", "2", 0.0),
+        ("#### 72", "Natalia sold 72.\n#### 72", 1.0),
+        (r"\boxed{\frac{3}{4}}", r"so we get \boxed{\dfrac{3}{4}}", 1.0),
+        (r"\boxed{\frac{3}{4}}", r"\frac{3}{5}", 0.0),
+        (r"\boxed{x + 1}", "1 + x", 1.0),
+        (r"\boxed{1/0}", "5", 0.0),
+        (r"\boxed{28}", "", None),
+        ("9" * 300, "9", 0.0),
+    ],
+)
+def test_answer_reward(completion, gold, expected):
+    assert answer_reward([completion], [gold]) == [expected]
+    assert answer_reward([[{"role": "assistant", "content": completion}]], [gold]) == [expected]
+
+
+def test_an_empty_message_is_wrong():
+    assert answer_reward([[{"role": "assistant", "content": None}]], ["1"]) == [0.0]
+
+
+def test_off_the_main_thread_numbers_are_checked_and_mathematics_is_not():
+    rewards = []
+    completions = [r"\boxed{2}", r"\boxed{x + 1}"]
+    thread = threading.Thread(target=lambda: rewards.extend(answer_reward(completions, ["2", "1 + x"])))
+    thread.start()
+    thread.join()
+    assert rewards == [1.0, None]
+
+
+def test_large_numbers_are_compared_exactly():
+    assert as_number("10000000000000001") != as_number("10000000000000000")
+
+
+def test_agrees_with_the_labels_of_real_solutions():
+    path = DATA / "gsm8k" / "example_model_solutions.jsonl"
+    if not path.exists():
+        pytest.skip(f"no GSM8K data at {path}; set TRL_GRPO_EXT_DATA to the folder that holds gsm8k/")
+    checked = agreed = 0
+    for line in path.open():
+        row = json.loads(line)
+        gold = final_answer(row["ground_truth"])
+        for solution in row.values():
+            if isinstance(solution, dict):
+                checked += 1
+                agreed += (answer_reward([solution["solution"]], [gold]) == [1.0]) == solution["is_correct"]
+    assert checked > 1000
+    assert agreed / checked > 0.97

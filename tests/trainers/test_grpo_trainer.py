@@ -1,0 +1,321 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import normalizers
+
+from ..objective.reference import numpy_process_advantages
+from ..tiny import prompt_dataset, save_tiny_model
+from .helpers import (
+    cut_every_four,
+    length_reward,
+    make_trainer,
+    process_options,
+    step_length_reward,
+)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def generation_batch(trainer):
+    """A batch as the trainer generates and scores it for an optimizer step, before it is shuffled."""
+    trainer.model.train()
+    rows = next(iter(trainer.get_train_dataloader()))
+    return trainer._generate_and_score_completions(rows)
+
+
+class TestProcessSupervision:
+    def test_token_advantages_are_those_of_the_formula(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options())
+        batch = generation_batch(trainer)
+        lengths = batch["completion_mask"].sum(1).tolist()
+        texts = [
+            tokenizer.decode(ids[:length], skip_special_tokens=True)
+            for ids, length in zip(batch["completion_ids"].tolist(), lengths, strict=True)
+        ]
+        steps = [completion.texts for completion in trainer._steps]
+        assert ["".join(completion) for completion in steps] == [text.rstrip("\ufffd") for text in texts]
+        expected = numpy_process_advantages(
+            step_length_reward(steps),
+            [completion.ends for completion in trainer._steps],
+            num_generations=4,
+            length=batch["completion_ids"].shape[1],
+        )
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(batch["advantages"].numpy(), expected, rtol=1e-4, atol=1e-4)
+
+    def test_gradient_is_advantages_times_that_of_the_log_probabilities(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(loss_type="grpo"))
+        batch = generation_batch(trainer)
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.compute_loss(trainer.model, batch).backward()
+        ours = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+        trainer.model.zero_grad()
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        logits = trainer.model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1]
+        logps = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        logps = logps[:, -batch["completion_ids"].shape[1] :]
+        mask = batch["completion_mask"]
+        # Eq. 3 on-policy: the ratio is 1, so its gradient is that of the log probability
+        objective = ((batch["advantages"] * logps * mask).sum(1) / mask.sum(1)).mean()
+        (-objective).backward()
+        expected = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+        assert expected.norm() > 1e-3
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"])
+    @pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+    def test_with_one_step_it_trains_as_outcome_supervision(
+        self, tmp_path, tokenizer, model_path, loss_type, scale_rewards
+    ):
+        options = {"loss_type": loss_type, "scale_rewards": scale_rewards, "beta": 0.04, "optim": "sgd"}
+        outcome = make_trainer(tmp_path / "outcome", model_path, prompt_dataset(), tokenizer, **options)
+        outcome.train()
+        process = make_trainer(
+            tmp_path / "process",
+            model_path,
+            prompt_dataset(),
+            tokenizer,
+            supervision="process",
+            step_splitter=lambda text: [text],
+            step_reward_funcs=lambda completion_ids, **kwargs: [[r] for r in length_reward(completion_ids)],
+            **options,
+        )
+        process.train()
+        for (name, ours), theirs in zip(
+            process.model.state_dict().items(), outcome.model.state_dict().values(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+    def test_scores_of_several_functions_are_weighted_and_summed_without_none(self, tmp_path, model, tokenizer):
+        def second(steps, **kwargs):
+            return [[None if index == 0 else 1.0 for index, _ in enumerate(completion)] for completion in steps]
+
+        trainer = make_trainer(
+            tmp_path,
+            model,
+            prompt_dataset(),
+            tokenizer,
+            **process_options(step_reward_funcs=[step_length_reward, second], step_reward_weights=[2.0, 0.5]),
+        )
+        generation_batch(trainer)
+        steps = [completion.texts for completion in trainer._steps]
+        for row, completion in zip(trainer._step_rewards.tolist(), steps, strict=True):
+            firsts = step_length_reward([completion])[0]
+            expected = [2.0 * firsts[0]] + [2.0 * first + 0.5 for first in firsts[1:]]
+            assert row[: len(completion)] == pytest.approx(expected)
+            assert np.isnan(row[len(completion) :]).all()
+
+    def test_step_reward_functions_receive_what_reward_functions_do(self, tmp_path, model, tokenizer):
+        seen = {}
+
+        def spy(prompts, completions, steps, completion_ids, solution, trainer_state, log_extra, log_metric, **kwargs):
+            seen.update(
+                prompts=prompts, completions=completions, ids=completion_ids, solution=solution, state=trainer_state
+            )
+            log_metric("spied", 3.0)
+            log_extra("first_step", [completion[0] for completion in steps])
+            return step_length_reward(steps)
+
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=spy, max_steps=1)
+        )
+        trainer.train()
+        assert len(seen["prompts"]) == len(seen["completions"]) == len(seen["ids"]) == len(seen["solution"]) == 8
+        assert seen["prompts"][0] == f"Count {seen['solution'][0]}:"
+        assert seen["state"] is trainer.state
+        assert trainer.state.log_history[0]["spied"] == 3.0
+
+    def test_environment_tokens_have_advantage_zero(self, tmp_path, model, tokenizer):
+        ids = tokenizer.encode("one two three four five six")
+        env_mask = [1, 1, 0, 0] + [1] * (len(ids) - 4)
+
+        def rollout(prompts, trainer):
+            return {
+                "prompt_ids": [tokenizer.encode(prompt) for prompt in prompts],
+                "completion_ids": [ids[: len(ids) - index % 3] for index, _ in enumerate(prompts)],
+                "logprobs": None,
+                "env_mask": [env_mask[: len(ids) - index % 3] for index, _ in enumerate(prompts)],
+            }
+
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(rollout_func=rollout))
+        advantages = generation_batch(trainer)["advantages"]
+        assert not advantages[:, 2:4].any()
+        assert advantages[:, :2].any()
+
+    def test_logs_steps_and_step_rewards(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(max_steps=1))
+        trainer.train()
+        log = trainer.state.log_history[0]
+        counts = [len(completion.ends) for completion in trainer._steps]
+        rewards = [score for row in trainer._step_rewards.tolist() for score in row if score == score]
+        assert log["steps/mean_count"] == pytest.approx(np.mean(counts))
+        assert (log["steps/min_count"], log["steps/max_count"]) == (min(counts), max(counts))
+        assert log["steps/mean_length"] == pytest.approx(log["completions/mean_length"] / np.mean(counts))
+        assert log["step_reward"] == pytest.approx(np.mean(rewards))
+        assert log["step_reward_std"] == pytest.approx(np.std(rewards, ddof=1))
+        assert log["step_rewards/step_length_reward/mean"] == pytest.approx(np.mean(rewards))
+        assert log["step_rewards/step_length_reward/std"] == pytest.approx(np.std(rewards, ddof=1))
+        groups = trainer._step_rewards.reshape(2, -1).numpy()
+        all_same = [np.nanmax(group) == np.nanmin(group) for group in groups]
+        assert log["step_rewards/frac_groups_all_same"] == np.mean(all_same)
+
+    def test_equal_rewards_train_nothing_and_are_counted(self, tmp_path, tokenizer, model_path):
+        trainer = make_trainer(
+            tmp_path,
+            model_path,
+            prompt_dataset(),
+            tokenizer,
+            **process_options(
+                step_reward_funcs=lambda steps, **kwargs: [[0.7] * len(completion) for completion in steps],
+                max_steps=1,
+            ),
+        )
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.train()
+        assert trainer.state.log_history[0]["step_rewards/frac_groups_all_same"] == 1
+        assert trainer.state.log_history[0]["grad_norm"] == 0
+        for name, value in trainer.model.state_dict().items():
+            assert torch.equal(value, before[name])
+
+    def test_reward_functions_may_be_left_out(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, **process_options(reward_funcs=None, max_steps=1)
+        )
+        trainer.train()
+        means = [np.nanmean(row) for row in trainer._step_rewards.tolist()]
+        assert trainer.state.log_history[0]["rewards/mean_step_reward/mean"] == pytest.approx(np.mean(means))
+
+    def test_evaluates_groups_of_one(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(
+            tmp_path,
+            model,
+            prompt_dataset(),
+            tokenizer,
+            **process_options(eval_dataset=prompt_dataset(4), num_generations_eval=1, per_device_eval_batch_size=4),
+        )
+        metrics = trainer.evaluate()
+        assert metrics["eval_loss"] == 0
+        assert metrics["eval_steps/mean_count"] >= 1
+
+    def test_completions_table_shows_our_advantages(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options())
+        batch = generation_batch(trainer)
+        assert list(trainer._logs["advantages"]) == pytest.approx(batch["advantages"][:, 0].tolist())
+
+
+class TestOutcomeSupervision:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({"std_correction": 0}, lambda r: (r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-4)),
+            ({"std_eps": 1.0}, lambda r: (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1)),
+            ({"zero_advantage_tolerance": 100.0}, lambda r: 0 * r),
+        ],
+    )
+    def test_options_change_the_advantages(self, tmp_path, model, tokenizer, options, expected):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **options)
+        batch = generation_batch(trainer)
+        lengths = batch["completion_mask"].sum(1)
+        ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], lengths, strict=True)]
+        rewards = np.array(length_reward(ids)).reshape(-1, 4)
+        np.testing.assert_allclose(batch["advantages"].numpy(), expected(rewards).flatten(), rtol=1e-4, atol=1e-5)
+
+
+class TestSecondTraining:
+    def test_does_not_reuse_completions_of_an_earlier_call(self, tmp_path, model_path, tokenizer):
+        rewarded = []
+
+        def spy(completion_ids, **kwargs):
+            rewarded.append(len(completion_ids))
+            return length_reward(completion_ids)
+
+        trainer = make_trainer(
+            tmp_path, model_path, prompt_dataset(), tokenizer, reward_funcs=spy, max_steps=1,
+            gradient_accumulation_steps=1, steps_per_generation=2,
+        )  # fmt: skip
+        trainer.train()
+        assert len(rewarded) == 1
+        trainer.train()  # the second half of the first window's completions is still buffered
+        assert len(rewarded) == 2
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            (
+                {"supervision": "process"},
+                ValueError,
+                "`step_reward_funcs` is missing, but supervision='process' needs",
+            ),
+            (
+                {"step_reward_funcs": step_length_reward},
+                ValueError,
+                "`supervision` is 'outcome', which uses no `step_reward_funcs`",
+            ),
+            ({"step_splitter": cut_every_four}, ValueError, "`supervision` is 'outcome', which uses no"),
+            (
+                process_options(step_reward_weights=[1.0, 2.0]),
+                ValueError,
+                "`step_reward_weights` has 2 entries for 1 step reward functions",
+            ),
+            (
+                process_options(step_reward_funcs="prm"),
+                TypeError,
+                "`step_reward_funcs` contains 'prm', which is no function",
+            ),
+        ],
+    )
+    def test_bad_arguments_are_refused_at_construction(self, tmp_path, model, tokenizer, options, error, message):
+        with pytest.raises(error, match=message):
+            make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **options)
+
+    def test_an_asynchronous_step_reward_function_is_refused(self, tmp_path, model, tokenizer):
+        async def judge(steps, **kwargs):
+            return []
+
+        with pytest.raises(TypeError, match="`step_reward_funcs` contains the asynchronous 'judge'"):
+            make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=judge))
+
+    def test_a_separator_that_the_tokenizer_cannot_write_is_refused_at_construction(self, tmp_path, model, tokenizer):
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\n", " ")
+        with pytest.raises(ValueError, match=r"`step_separator` is '\\n', which the tokenizer cannot write"):
+            make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_splitter=None))
+
+    def test_a_separator_that_never_occurs_is_refused_before_any_update(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_separator="§§§", step_splitter=None)
+        )
+        with pytest.raises(ValueError, match="`step_separator` is '§§§', but it divides none of the 8 completions"):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+    @pytest.mark.parametrize(
+        ("scores", "message"),
+        [
+            (lambda steps: [[1.0]], "'scores' returned 1 lists of scores for 8 completions"),
+            (
+                lambda steps: [[1.0] * (len(row) + 1) for row in steps],
+                r"'scores' returned \d+ scores for completion 0",
+            ),
+        ],
+    )
+    def test_scores_of_the_wrong_number_are_refused_before_any_update(
+        self, tmp_path, model, tokenizer, scores, message
+    ):
+        def func(steps, **kwargs):
+            return scores(steps)
+
+        func.__name__ = "scores"
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=func))
+        with pytest.raises(ValueError, match=message):
+            trainer.train()
+        assert trainer.state.global_step == 0

@@ -1,0 +1,74 @@
+"""With every option of ours off, training is TRL's, bit for bit."""
+
+import math
+
+import pytest
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+
+from ..tiny import prompt_dataset, save_tiny_model
+from .helpers import assert_equal_weights, length_reward, log_without_timings, make_trainer
+
+
+CASES = {
+    "defaults": {},
+    "paper": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+    "dapo": {"loss_type": "dapo", "beta": 0.04, "epsilon_high": 0.28},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "sapo": {"loss_type": "sapo"},
+    "batch scaling": {"scale_rewards": "batch"},
+    "sequence level": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "two iterations": {"num_iterations": 2, "max_steps": 4},
+    "accumulation": {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 3},
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_trl(tmp_path, tokenizer, model_path, name):
+    ours = make_trainer(tmp_path / "ours", model_path, prompt_dataset(), tokenizer, **CASES[name])
+    ours.train()
+    theirs = make_trainer(
+        tmp_path / "theirs", model_path, prompt_dataset(), tokenizer, GRPOTrainer, GRPOConfig, **CASES[name]
+    )
+    theirs.train()
+    assert log_without_timings(ours) == log_without_timings(theirs)
+    assert_equal_weights(ours.model, theirs.model)
+    assert any(entry.get("grad_norm", 0) > 0 and math.isfinite(entry["loss"]) for entry in ours.state.log_history)
+
+
+def test_equals_trl_with_lora(tmp_path, tokenizer, model_path):
+    options = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.04}
+    ours = make_trainer(tmp_path / "ours", model_path, prompt_dataset(), tokenizer, **options)
+    ours.train()
+    theirs = make_trainer(
+        tmp_path / "theirs", model_path, prompt_dataset(), tokenizer, GRPOTrainer, GRPOConfig, **options
+    )
+    theirs.train()
+    assert log_without_timings(ours) == log_without_timings(theirs)
+    assert_equal_weights(ours.model, theirs.model)
+
+
+def test_takes_a_plain_trl_config(tmp_path, tokenizer, model_path):
+    trainer = make_trainer(tmp_path, model_path, prompt_dataset(), tokenizer, config_class=GRPOConfig)
+    trainer.train()
+    assert trainer.supervision == "outcome"
+    assert trainer.state.global_step == 2
+
+
+def test_makes_its_own_config_like_trl(model, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.config._name_or_path = "someone/tiny"
+    trainer = GRPOExtTrainer(model, length_reward, train_dataset=prompt_dataset(), processing_class=tokenizer)
+    assert isinstance(trainer.args, GRPOExtConfig)
+    assert trainer.args.output_dir == "tiny-GRPO"
