@@ -22,7 +22,7 @@ def cut_by_rank(text):
 
 
 def main(folder: Path) -> None:
-    state = PartialState()
+    state = PartialState(cpu=True)
     assert state.num_processes == 2
     if state.is_main_process:
         save_tiny_model(folder / "model")
