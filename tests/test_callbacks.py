@@ -9,7 +9,7 @@ def test_plots_what_was_logged(tmp_path):
     ]
     plot_training(history, tmp_path / "picture.svg", "A run")
     drawn = (tmp_path / "picture.svg").read_text()
-    for title in ("A run", "Held-out reward", "KL to the reference", "Completion length"):
+    for title in ("A run", "Held-out accuracy", "KL to the reference", "Completion length"):
         assert title in drawn
 
 

@@ -15,7 +15,7 @@ PROGRESS_METRICS = {
 }
 PANELS: dict[str, dict[str, str | None]] = {
     "Reward (training)": {"reward": "completion", "step_reward": "step"},
-    "Held-out reward": {"eval_reward": "completion"},
+    "Held-out accuracy (mean reward)": {"eval_reward": None},
     "KL to the reference (nats a token)": {"kl": None},
     "Completion length (tokens)": {"completions/mean_length": None},
 }
@@ -59,6 +59,7 @@ def plot_training(log_history: list[dict], path: str | Path, title: str) -> None
                 axes.plot(*zip(*points, strict=True), marker=".", label=label)
         axes.set_title(panel_title)
         axes.set_xlabel("step")
+        axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:

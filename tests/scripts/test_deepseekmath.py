@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = [
     "--max_steps", "2", "--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "16",
     "--eval_steps", "1", "--logging_steps", "1", "--num_train_problems", "50", "--num_eval_problems", "8",
-    "--use_cpu", "true",
+    "--use_cpu", "true", "--cpu_threads", "1",
 ]  # fmt: skip
 
 

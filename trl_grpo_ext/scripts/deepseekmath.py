@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
@@ -32,13 +33,14 @@ from ..callbacks import CompactProgressCallback, plot_training
 from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..evaluation import confidence_interval, evaluate_policy
 from ..rewards import answer_reward
-from ..tasks import EMBEDDED_POLICY, make_dataset, working_reward
+from ..tasks import EMBEDDED_POLICY, make_dataset, make_sums_dataset, working_reward
 from ..trainers.grpo_config import GRPOExtConfig
 from ..trainers.grpo_trainer import GRPOExtTrainer
 
 
 DEFAULT_CONFIG = Path(__file__).with_name("embedded.yaml")
 REWARD_FUNCS: dict[str, Callable] = {"answer_reward": answer_reward}
+TASKS: dict[str, Callable[..., Dataset]] = {"word_problems": make_dataset, "sums": make_sums_dataset}
 STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward}
 
 
@@ -48,39 +50,52 @@ class DeepSeekMathArguments(ScriptArguments):
     Arguments of the job besides the trainer's and the model's.
 
     Args:
+        task (`str`, *optional*, defaults to `"word_problems"`):
+            Embedded task to train on where no `dataset_name` is given: `"word_problems"` or `"sums"`.
         reward_funcs (`list[str]`, *optional*, defaults to `["answer_reward"]`):
             Reward functions: `"answer_reward"`, or dotted import paths.
         step_reward_funcs (`list[str]`, *optional*):
-            Step reward functions of process supervision: `"working_reward"` (embedded task only), or dotted import
+            Step reward functions of process supervision: `"working_reward"` (embedded tasks only), or dotted import
             paths. With `supervision="outcome"` they are not used.
         instruction (`str`, *optional*):
             Text to put after each question of a plain-text data set.
         num_train_problems (`int`, *optional*, defaults to `4000`):
-            Number of problems to make for the embedded task.
+            Number of problems to make for an embedded task.
         num_eval_problems (`int`, *optional*, defaults to `256`):
             Number of held-out problems of the evaluation before and after, `0` to leave it out.
         num_eval_samples (`int`, *optional*, defaults to `8`):
             Samples a problem, the K of Maj@K and Pass@K.
+        cpu_threads (`int`, *optional*):
+            Threads of each process for training on CPU, `0` for an even share of the cores. Left out, it is what the
+            launcher set; `accelerate launch` sets one.
     """
 
+    task: str = field(
+        default="word_problems",
+        metadata={"help": "Embedded task to train on where no `dataset_name` is given.", "choices": list(TASKS)},
+    )
     reward_funcs: list[str] = field(
         default_factory=lambda: ["answer_reward"],
         metadata={"help": "Reward functions: 'answer_reward', or dotted import paths."},
     )
     step_reward_funcs: list[str] | None = field(
         default=None,
-        metadata={"help": "Step reward functions: 'working_reward' (embedded task only), or dotted import paths."},
+        metadata={"help": "Step reward functions: 'working_reward' (embedded tasks only), or dotted import paths."},
     )
     instruction: str | None = field(
         default=None, metadata={"help": "Text to put after each question of a plain-text data set."}
     )
     num_train_problems: int = field(
-        default=4000, metadata={"help": "Number of problems to make for the embedded task."}
+        default=4000, metadata={"help": "Number of problems to make for an embedded task."}
     )
     num_eval_problems: int = field(
         default=256, metadata={"help": "Number of held-out problems evaluated before and after, 0 to leave it out."}
     )
     num_eval_samples: int = field(default=8, metadata={"help": "Samples a problem, the K of Maj@K and Pass@K."})
+    cpu_threads: int | None = field(
+        default=None,
+        metadata={"help": "Threads of each process for training on CPU, 0 for an even share of the cores."},
+    )
 
 
 def make_parser(subparsers: argparse._SubParsersAction | None = None, prog: str | None = None) -> TrlParser:
@@ -102,6 +117,8 @@ def with_default_config(argv: list[str]) -> list[str]:
 
 def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model_args: ModelConfig) -> None:
     started = time.perf_counter()
+    if script_args.cpu_threads is not None:
+        torch.set_num_threads(script_args.cpu_threads or share_of_cores())
     output_dir = Path(training_args.output_dir)
     check_output_dir(output_dir)
     train_dataset, eval_dataset = load_datasets(script_args)
@@ -146,6 +163,11 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
     trainer.end()
 
 
+def share_of_cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def check_output_dir(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"`output_dir` is '{output_dir}', which is a file; name a folder.")
@@ -155,8 +177,9 @@ def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset 
     """The training split and the problems to evaluate on, which are no training problems."""
     num_eval = script_args.num_eval_problems
     if script_args.dataset_name is None:
-        eval_dataset = make_dataset(num_eval, held_out=True, seed=1) if num_eval else None
-        return make_dataset(script_args.num_train_problems), eval_dataset
+        make_task_dataset = TASKS[script_args.task]
+        eval_dataset = make_task_dataset(num_eval, held_out=True, seed=1) if num_eval else None
+        return make_task_dataset(script_args.num_train_problems), eval_dataset
     dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)
     train_split = get_split(dataset, script_args.dataset_train_split, "dataset_train_split")
     train_dataset = to_prompts_and_solutions(train_split, script_args.instruction)
