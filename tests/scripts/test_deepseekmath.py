@@ -77,6 +77,24 @@ class TestDefaultJob:
         assert results["config"]["supervision"] == "outcome"
 
 
+def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path):
+    output_dir = tmp_path / "output"
+    arguments = [*SMALL, "--num_eval_problems", "0", "--save_steps", "1", "--output_dir", str(output_dir)]
+    deepseekmath.run([*arguments, "--max_steps", "1"])
+    first = json.loads((output_dir / "checkpoint-1" / "trainer_state.json").read_text())
+    deepseekmath.run([*arguments, "--max_steps", "2", "--resume_from_checkpoint", str(output_dir / "checkpoint-1")])
+    second = json.loads((output_dir / "checkpoint-2" / "trainer_state.json").read_text())
+    assert (first["global_step"], second["global_step"]) == (1, 2)
+    assert second["log_history"][: len(first["log_history"]) - 1] == first["log_history"][:-1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_parses(path):
+    script_args, training_args, _ = deepseekmath.make_parser().parse_args_and_config(["--config", str(path)])
+    assert training_args.supervision == "process"
+    assert set(script_args.step_reward_funcs) <= set(deepseekmath.STEP_REWARD_FUNCS)
+
+
 def test_default_config_is_the_papers_setting_where_the_paper_gives_one():
     config = yaml.safe_load(deepseekmath.DEFAULT_CONFIG.read_text())
     expected = {

@@ -241,11 +241,13 @@ def evaluate(
     """Evaluate the policy as it is sampled in training: same temperature, same longest completion."""
     if dataset is None:
         return None
+    num_samples = script_args.num_eval_samples
+    trainer.accelerator.print(f"Evaluating on {len(dataset)} held-out problems, greedily and by {num_samples} samples")
     return evaluate_policy(
         trainer.accelerator.unwrap_model(trainer.model),
         trainer.text_tokenizer,
         dataset,
-        num_samples=script_args.num_eval_samples,
+        num_samples=num_samples,
         temperature=training_args.temperature,
         max_new_tokens=training_args.max_completion_length,
         batch_size=training_args.per_device_eval_batch_size,
