@@ -125,6 +125,10 @@ def test_a_real_recipe_with_model_data_and_config(tmp_path, gsm8k_file):
         check=True,
     )
     assert (tmp_path / "output" / "adapter_model.safetensors").exists()
+    card = ModelCard.load(tmp_path / "output" / "README.md")
+    assert "Data: train.jsonl" in card.text
+    assert "Base model: model" in card.text
+    assert str(tmp_path) not in card.content
     assert json.loads((tmp_path / "output" / "results.json").read_text())["before"] is None
 
 

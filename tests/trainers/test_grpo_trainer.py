@@ -112,6 +112,15 @@ class TestProcessSupervision:
             assert row[: len(completion)] == pytest.approx(expected)
             assert np.isnan(row[len(completion) :]).all()
 
+    def test_functions_of_one_name_have_metrics_of_their_own(self, tmp_path, model, tokenizer):
+        funcs = [lambda steps, c=c, **kwargs: [[c * len(step) for step in row] for row in steps] for c in (1.0, 2.0)]
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=funcs, max_steps=1)
+        )
+        trainer.train()
+        log = trainer.state.log_history[0]
+        assert log["step_rewards/<lambda>_2/mean"] == pytest.approx(2 * log["step_rewards/<lambda>/mean"])
+
     def test_step_reward_functions_receive_what_reward_functions_do(self, tmp_path, model, tokenizer):
         seen = {}
 

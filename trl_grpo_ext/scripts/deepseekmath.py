@@ -27,7 +27,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
-from trl import ModelConfig, ScriptArguments, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ..callbacks import CompactProgressCallback, plot_training
 from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
@@ -45,11 +45,20 @@ STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward}
 
 
 @dataclass
-class DeepSeekMathArguments(ScriptArguments):
+class DeepSeekMathArguments:
     """
     Arguments of the job besides the trainer's and the model's.
 
     Args:
+        dataset_name (`str`, *optional*):
+            Data set to train on: a Hub id, or a local folder or file (JSONL, JSON, parquet, CSV). Without it an embedded
+            task is trained on.
+        dataset_config (`str`, *optional*):
+            Configuration of a Hub data set.
+        dataset_train_split (`str`, *optional*, defaults to `"train"`):
+            Split to train on.
+        dataset_test_split (`str`, *optional*, defaults to `"test"`):
+            Split to evaluate on.
         task (`str`, *optional*, defaults to `"word_problems"`):
             Embedded task to train on where no `dataset_name` is given: `"word_problems"` or `"sums"`.
         reward_funcs (`list[str]`, *optional*, defaults to `["answer_reward"]`):
@@ -70,6 +79,12 @@ class DeepSeekMathArguments(ScriptArguments):
             launcher set; `accelerate launch` sets one.
     """
 
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Data set to train on: a Hub id, or a local folder or file."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a Hub data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str = field(default="test", metadata={"help": "Split to evaluate on."})
     task: str = field(
         default="word_problems",
         metadata={"help": "Embedded task to train on where no `dataset_name` is given.", "choices": list(TASKS)},
@@ -146,9 +161,8 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
 
     before = evaluate(trainer, eval_dataset, script_args, training_args)
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    after = evaluate(trainer, eval_dataset, script_args, training_args)
-
     trainer.save_model(training_args.output_dir)
+    after = evaluate(trainer, eval_dataset, script_args, training_args)
     trainer.create_model_card(dataset_name=script_args.dataset_name)
     if trainer.is_world_process_zero():
         results = {

@@ -133,14 +133,15 @@ class GRPOExtTrainer(GRPOSeams):
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         model_name = model_name or (self.args.hub_model_id or Path(self.args.output_dir).name).split("/")[-1]
-        super().create_model_card(model_name=model_name, dataset_name=dataset_name, tags=tags)
+        # The Hub refuses a card whose header names a data set by a path.
+        hub_dataset = dataset_name if dataset_name and not Path(dataset_name).exists() else None
+        super().create_model_card(model_name=model_name, dataset_name=hub_dataset, tags=tags)
         if self.is_world_process_zero():
-            base_model = Path(get_config_model_id(self.model.config))
             description = getattr(getattr(self.train_dataset, "info", None), "description", None)
             describe_training(
                 Path(self.args.output_dir, "README.md"),
-                base_model=base_model.name if base_model.is_dir() else str(base_model) or "a model made in the script",
-                data=dataset_name or description or "a local data set",
+                base_model=public_name(get_config_model_id(self.model.config)) or "a model made in the script",
+                data=public_name(dataset_name) or description or "a data set made in the script",
                 args=self.args,
             )
 
@@ -195,6 +196,11 @@ class GRPOExtTrainer(GRPOSeams):
         groups = to_groups(self._step_rewards, self.generations_per_prompt)
         all_same = group_statistics(groups, tolerance=self.args.zero_advantage_tolerance).all_same
         self.log_metric("step_rewards/frac_groups_all_same", all_same.float().mean().item())
+
+
+def public_name(name_or_path: str | None) -> str | None:
+    """A Hub id as it is, and of a local path only the last part."""
+    return Path(name_or_path).name if name_or_path and Path(name_or_path).exists() else name_or_path
 
 
 def check_separator(args: GRPOExtConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -59,7 +59,7 @@ class StepScorer:
                 "weight a function."
             )
         self.funcs = list(funcs)
-        self.names = [get_callable_name(func) for func in funcs]
+        self.names = unique_names([get_callable_name(func) for func in funcs])
         self.weights = torch.tensor(weights or [1.0] * len(funcs), dtype=torch.float32)
         self.splitter = splitter
 
@@ -91,6 +91,11 @@ class StepScorer:
         """Weighted sum over functions, (B, K, F) to (B, K): NaN where no function scored."""
         rewards = (rewards_per_func * self.weights.to(rewards_per_func.device)).nansum(-1)
         return rewards.masked_fill(rewards_per_func.isnan().all(-1), torch.nan)
+
+
+def unique_names(names: list[str]) -> list[str]:
+    """The names, numbered from the second time on that one occurs, so that each function has metrics of its own."""
+    return [name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
 def check_step_reward_func(func: StepRewardFunc) -> None:
