@@ -51,8 +51,8 @@ class DeepSeekMathArguments:
 
     Args:
         dataset_name (`str`, *optional*):
-            Data set to train on: a Hub id, or a local folder or file (JSONL, JSON, parquet, CSV). Without it an embedded
-            task is trained on.
+            Data set to train on: a Hub id, or a local folder or file (JSONL, JSON, parquet, CSV). Without it an
+            embedded task is trained on.
         dataset_config (`str`, *optional*):
             Configuration of a Hub data set.
         dataset_train_split (`str`, *optional*, defaults to `"train"`):
@@ -71,7 +71,7 @@ class DeepSeekMathArguments:
         num_train_problems (`int`, *optional*, defaults to `4000`):
             Number of problems to make for an embedded task.
         num_eval_problems (`int`, *optional*, defaults to `256`):
-            Number of held-out problems of the evaluation before and after, `0` to leave it out.
+            Number of held-out problems to evaluate on before, during and after, `0` to leave it out.
         num_eval_samples (`int`, *optional*, defaults to `8`):
             Samples a problem, the K of Maj@K and Pass@K.
         cpu_threads (`int`, *optional*):
@@ -104,7 +104,7 @@ class DeepSeekMathArguments:
         default=4000, metadata={"help": "Number of problems to make for an embedded task."}
     )
     num_eval_problems: int = field(
-        default=256, metadata={"help": "Number of held-out problems evaluated before and after, 0 to leave it out."}
+        default=256, metadata={"help": "Number of held-out problems to evaluate on, 0 to leave it out."}
     )
     num_eval_samples: int = field(default=8, metadata={"help": "Samples a problem, the K of Maj@K and Pass@K."})
     cpu_threads: int | None = field(
@@ -137,6 +137,8 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
     output_dir = Path(training_args.output_dir)
     check_output_dir(output_dir)
     train_dataset, eval_dataset = load_datasets(script_args)
+    if eval_dataset is None:
+        training_args.eval_strategy = "no"
     reward_funcs = [import_function(name, REWARD_FUNCS) for name in script_args.reward_funcs]
     step_reward_funcs = None
     if training_args.supervision == "process":
