@@ -1,0 +1,47 @@
+"""`--push_to_hub` against a server on this machine that speaks the endpoints a push calls."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from .hub_server import HubServer
+from .test_deepseekmath import ROOT, SMALL
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("push")
+    with HubServer() as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+        result = subprocess.run(
+            [
+                sys.executable, str(ROOT / "recipes" / "deepseekmath.py"), *SMALL, "--output_dir", "output",
+                "--num_eval_problems", "0", "--save_steps", "100", "--push_to_hub", "true",
+                "--hub_model_id", "tester/pushed", "--hub_token", "hf_none", "--hub_private_repo", "true",
+            ],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert result.returncode == 0, (result.stderr[-3000:], hub.requests)
+    return hub, folder / "output"
+
+
+def test_model_tokenizer_card_and_results_are_pushed(pushed):
+    hub, output_dir = pushed
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md", "results.json", "training.png"):
+        assert hub.files[name] == (output_dir / name).read_bytes()
+    assert hub.private is True
+
+
+def test_nothing_of_this_machine_is_pushed(pushed):
+    hub, _ = pushed
+    assert not [name for name in hub.files if name.startswith("checkpoint-") or "optimizer" in name]
+    assert b"hf_none" not in hub.files["results.json"]
+    card = ModelCard(hub.files["README.md"].decode())
+    assert card.data.base_model is None
+    for name in ("README.md", "results.json", "config.json"):
+        assert str(ROOT).encode() not in hub.files[name], name
+        assert str(Path.home()).encode() + b"/" not in hub.files[name], name
