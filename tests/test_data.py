@@ -40,6 +40,25 @@ def test_conversational_prompts_and_other_columns_are_kept():
     assert to_prompts_and_solutions(dataset).to_list() == [{"prompt": prompt, "solution": "1", "level": 3}]
 
 
+def test_numbers_as_answers_become_text():
+    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "Hi"}], "solution": 38}])
+    assert to_prompts_and_solutions(dataset)[0]["solution"] == "38"
+
+
+def test_rows_without_answer_are_counted_and_refused():
+    dataset = Dataset.from_dict({"question": ["a", "b", "c"], "answer": ["1", None, None]})
+    with pytest.raises(ValueError, match="The data set has no 'answer' in 2 of 3 rows, first in row 1"):
+        to_prompts_and_solutions(dataset)
+
+
+@pytest.mark.parametrize("content", ["", "{broken"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, content):
+    path = tmp_path / "broken.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"`dataset_name` is '.*broken.jsonl', which is empty or cannot be read"):
+        load_prompt_dataset(str(path))
+
+
 def test_an_empty_data_set_is_refused():
     with pytest.raises(ValueError, match="The data set is empty"):
         to_prompts_and_solutions(Dataset.from_dict({"prompt": [], "solution": []}))
@@ -59,7 +78,9 @@ def test_a_missing_file_or_split_is_refused(tmp_path, gsm8k_file):
         load_prompt_dataset(str(tmp_path / "nope.jsonl"))
     with pytest.raises(ValueError, match=r"`dataset_name` is '.*nope', which is neither a file or folder here"):
         load_prompt_dataset(str(tmp_path / "nope"))
-    with pytest.raises(ValueError, match="`dataset_test_split` is 'test', but the data set has only the splits train"):
+    with pytest.raises(
+        ValueError, match="`dataset_test_split` is 'test', but the data set has only the splits train; name one"
+    ):
         get_split(load_prompt_dataset(str(gsm8k_file)), "test", "dataset_test_split")
 
 

@@ -6,7 +6,7 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.evaluation import confidence_interval, evaluate_policy, maj_at_k, pass_at_k
+from trl_grpo_ext.evaluation import confidence_interval, evaluate_policy, maj_at_k, pass_at_k, vote
 from trl_grpo_ext.rewards.answer import final_answer
 
 
@@ -52,6 +52,13 @@ def test_confidence_interval_holds_the_accuracies_within_two_standard_errors(rig
         # At a bound other than 0 and 1 the observed accuracy is just 1.96 standard errors away.
         standard_error = (bound * (1 - bound) / total) ** 0.5 if 0 < bound < 1 else 0
         assert abs(accuracy - bound) == pytest.approx(1.96 * standard_error, abs=1e-9)
+
+
+def test_numbers_vote_by_their_value():
+    assert vote("28.0") == vote("28") == "28"
+    assert vote("1,000") == vote("1000")
+    assert vote("x + 1") == "x + 1"
+    assert vote(None) is None
 
 
 class TestEvaluatePolicy:

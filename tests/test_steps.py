@@ -131,6 +131,10 @@ class TestCutIntoSteps:
         with pytest.raises(ValueError, match="it must only choose where to cut, not change the text"):
             cut_into_steps(tokenizer.encode("a b"), tokenizer, str.split)
 
+    def test_a_splitter_that_returns_no_texts_is_refused(self, tokenizer):
+        with pytest.raises(TypeError, match="`step_splitter` returned None; it must return a list of texts"):
+            cut_into_steps(tokenizer.encode("a b"), tokenizer, lambda text: None)
+
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.integers(0, 399), min_size=1, max_size=40), st.sampled_from(["\n", "\n\n", ".", "é"]))
     def test_spans_partition_any_sampled_ids(self, fused_tokenizer, ids, separator):

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, load_dataset
+from datasets import Dataset, DatasetDict, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from trl.trainer.utils import get_callable_name
 
 
@@ -26,13 +27,19 @@ def load_prompt_dataset(name: str, config: str | None = None) -> DatasetDict:
             Configuration of a Hub data set.
 
     Raises:
-        `ValueError`: if there is no such data set.
+        `ValueError`: if there is no such data set, or it cannot be read.
     """
     path = Path(name)
     if path.suffix in FILE_BUILDERS:
         if not path.is_file():
             raise ValueError(f"`dataset_name` is {name!r}, but there is no such file; check the path.")
-        return load_dataset(FILE_BUILDERS[path.suffix], data_files=str(path))
+        try:
+            return load_dataset(FILE_BUILDERS[path.suffix], data_files=str(path))
+        except (DatasetGenerationError, StopIteration) as error:
+            raise ValueError(
+                f"`dataset_name` is {name!r}, which is empty or cannot be read as {path.suffix} "
+                f"({error.__cause__ or 'no rows'})."
+            ) from error
     try:
         return load_dataset(name, config)
     except (FileNotFoundError, ConnectionError) as error:
@@ -45,7 +52,11 @@ def load_prompt_dataset(name: str, config: str | None = None) -> DatasetDict:
 def get_split(dataset: DatasetDict, split: str, field: str) -> Dataset:
     """The split that the argument `field` names."""
     if split not in dataset:
-        raise ValueError(f"`{field}` is {split!r}, but the data set has only the splits {', '.join(dataset)}.")
+        way_out = ", or set `num_eval_problems=0` to evaluate on none" if field == "dataset_test_split" else ""
+        raise ValueError(
+            f"`{field}` is {split!r}, but the data set has only the splits {', '.join(dataset)}; name one of "
+            f"them{way_out}."
+        )
     return dataset[split]
 
 
@@ -61,20 +72,28 @@ def to_prompts_and_solutions(dataset: Dataset, instruction: str | None = None) -
             Text to put after each question, on a line of its own.
 
     Raises:
-        `ValueError`: if the data set is empty, or lacks such a column.
+        `ValueError`: if the data set is empty, lacks such a column, or has rows without prompt or answer.
     """
     if len(dataset) == 0:
         raise ValueError("The data set is empty; check `dataset_name` and the name of its split.")
     prompt_column = find_column(dataset, PROMPT_COLUMNS)
     answer_column = find_column(dataset, ANSWER_COLUMNS)
-    if isinstance(dataset[0][prompt_column], list):
-        return dataset.rename_columns(
-            {old: new for old, new in ((prompt_column, "prompt"), (answer_column, "solution")) if old != new}
-        )
+    for column in (prompt_column, answer_column):
+        missing = [index for index, value in enumerate(dataset[column]) if value is None]
+        if missing:
+            raise ValueError(
+                f"The data set has no {column!r} in {len(missing)} of {len(dataset)} rows, first in row {missing[0]}; "
+                "fill them or leave the rows out."
+            )
+
+    dataset = dataset.cast_column(answer_column, Value("string"))  # `map` keeps the type of a column it writes again
 
     def convert(row: dict) -> dict:
-        question = row[prompt_column] if instruction is None else f"{row[prompt_column]}\n{instruction}"
-        return {"prompt": [{"role": "user", "content": question}], "solution": str(row[answer_column])}
+        prompt = row[prompt_column]
+        if isinstance(prompt, str):
+            question = prompt if instruction is None else f"{prompt}\n{instruction}"
+            prompt = [{"role": "user", "content": question}]
+        return {"prompt": prompt, "solution": row[answer_column]}
 
     return dataset.map(convert, remove_columns=[prompt_column, answer_column])
 

@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl.data_utils import maybe_apply_chat_template
 
-from .rewards.answer import check_answer, final_answer, gold_answer
+from .rewards.answer import as_number, check_answer, final_answer, gold_answer
 
 
 def pass_at_k(correct: torch.Tensor, k: int) -> torch.Tensor:
@@ -167,9 +167,15 @@ def answer_problems(
     prompts = [prompt for prompt, _ in problems for _ in range(num_samples)]
     answers = [final_answer(text) for text in generate_texts(model, tokenizer, prompts, generation_config, batch_size)]
     return [
-        ProblemAnswers(group, [check_answer(answer, gold) == 1.0 for answer in group])
+        ProblemAnswers(list(map(vote, group)), [check_answer(answer, gold) == 1.0 for answer in group])
         for (_, gold), group in zip(problems, batched(answers, num_samples), strict=True)
     ]
+
+
+def vote(answer: str | None) -> str | None:
+    """What an answer is counted as in a majority vote: numbers by their value, however they are written."""
+    value = as_number(answer) if answer is not None else None
+    return answer if value is None else str(value)
 
 
 @torch.no_grad()

@@ -51,10 +51,12 @@ class SeparatorSplitter:
             what it looks ahead to.
 
     Raises:
-        `ValueError`: if `separator` is empty, is no regular expression, or matches everywhere.
+        `ValueError`: if `separator` is no text, is empty, is no regular expression, or matches everywhere.
     """
 
     def __init__(self, separator: str = "\n", is_regex: bool = False):
+        if not isinstance(separator, str):
+            raise ValueError(f"`step_separator` is {separator!r}, but must be a text.")
         try:
             self.pattern = re.compile(separator if is_regex else re.escape(separator))
         except re.error as error:
@@ -101,9 +103,12 @@ def cut_into_steps(completion_ids: Sequence[int], tokenizer: PreTrainedTokenizer
 
     Raises:
         `ValueError`: if the splitter's pieces do not give the text back.
+        `TypeError`: if the splitter returns no list of texts.
     """
     text_ends, text = decode_in_place(completion_ids, tokenizer)
     pieces = splitter(text)
+    if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+        raise TypeError(f"`step_splitter` returned {pieces!r}; it must return a list of texts.")
     if "".join(pieces) != text:
         raise ValueError(
             f"`step_splitter` returned pieces that do not give the completion back ({pieces!r} for {text!r}); it must "

@@ -108,6 +108,14 @@ class TestProcessAdvantages:
         )
         assert torch.equal(process, outcome[:, None].expand(-1, 4))
 
+    def test_a_group_without_steps_has_advantage_zero(self):
+        assert not process_advantages([[], []], [[], []], 2, 3).any()
+
+    @pytest.mark.parametrize("ends", [[2, 0], [1, 1], [0, 3], [-1, 2]])
+    def test_ends_that_are_no_ascending_positions_are_refused(self, ends):
+        with pytest.raises(ValueError, match="but must ascend from 0 to less than `length`, 3"):
+            process_advantages([[1.0, 0.0], [0.0, 1.0]], [ends, [0, 1]], 2, 3)
+
     def test_rewards_and_ends_of_other_number_are_refused(self):
         with pytest.raises(ValueError, match=r"`step_rewards` has 1 entries for completion 1, but `step_ends` has 2"):
             process_advantages([[1.0], [1.0]], [[0], [0, 1]], 2, 2)
@@ -140,6 +148,10 @@ class TestOutcomeAdvantages:
     def test_half_precision_is_computed_in_float32(self):
         rewards = torch.tensor([1000.0, 1002.0, 1004.0, 1006.0], dtype=torch.bfloat16)
         torch.testing.assert_close(outcome_advantages(rewards, 4), outcome_advantages(rewards.float(), 4))
+
+    def test_an_empty_batch_is_refused(self):
+        with pytest.raises(ValueError, match="must divide the number of completions, 0"):
+            outcome_advantages(torch.tensor([]), 2)
 
     def test_a_batch_that_is_no_multiple_of_the_group_is_refused(self):
         with pytest.raises(ValueError, match=r"`num_generations` is 3, but must divide the number of completions, 4"):

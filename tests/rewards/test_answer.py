@@ -1,6 +1,7 @@
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,18 @@ DATA = Path(os.environ.get("TRL_GRPO_EXT_DATA", Path(__file__).parents[3] / "sha
         (r"first \boxed{3}, then \boxed{4", "3"),
         (r"cut off: \boxed{4", None),
         (r"\boxed{}", None),
+        (r"\boxed{a + \boxed{b}}", "b"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         ("2 + 2 = 4\n#### 1,234", "1,234"),
         ("#### 5 apples\nand 6 pears", "5 apples"),
         ("The answer is 12.5 apples, not 13.", "12.5"),
+        ("The answer is 1/2.", "1/2"),
+        (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
+        ("The answer is .5", ".5"),
+        ("so 10-5", "5"),
+        ("so it is -5", "-5"),
+        ("1,2", "2"),
+        ("12,345 and 1,234,567", "1,234,567"),
         ("They have 3 left and then 40.", "40"),
         ("no number", None),
         ("", None),
@@ -41,6 +51,11 @@ def test_final_answer(text, expected):
         (r"\boxed{3/4}", "0.75", 1.0),
         (r"\boxed{$28$}", "28", 1.0),
         (r"\boxed{29}", "28", 0.0),
+        (r"\boxed{28}", 28, 1.0),
+        (r"\boxed{1,2}", "12", 0.0),
+        (r"\boxed{12,34}", "1234", 0.0),
+        (r"\boxed{28}", None, None),
+        (r"\boxed{" + "x" * 300 + "}", "x" * 300, 1.0),
         (r"\boxed{2", "2", 0.0),
         ("#### 72", "Natalia sold 72.\n#### 72", 1.0),
         (r"\boxed{\frac{3}{4}}", r"so we get \boxed{\dfrac{3}{4}}", 1.0),
@@ -56,8 +71,22 @@ def test_answer_reward(completion, gold, expected):
     assert answer_reward([[{"role": "assistant", "content": completion}]], [gold]) == [expected]
 
 
-def test_an_empty_message_is_wrong():
-    assert answer_reward([[{"role": "assistant", "content": None}]], ["1"]) == [0.0]
+@pytest.mark.parametrize(
+    "completion", [[{"role": "assistant", "content": None}], [{"role": "assistant"}], [], None, ""]
+)
+def test_an_empty_completion_is_wrong(completion):
+    assert answer_reward([completion], ["1"]) == [0.0]
+
+
+def test_content_may_be_parts():
+    parts = [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{1}"}]
+    assert answer_reward([[{"role": "assistant", "content": parts}]], ["1"]) == [1.0]
+
+
+def test_a_text_full_of_open_boxes_takes_no_time():
+    started = time.perf_counter()
+    assert final_answer(r"\boxed{" * 20_000) is None
+    assert time.perf_counter() - started < 5
 
 
 def test_off_the_main_thread_numbers_are_checked_and_mathematics_is_not():

@@ -82,7 +82,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path):
     arguments = [*SMALL, "--num_eval_problems", "0", "--save_steps", "1", "--output_dir", str(output_dir)]
     deepseekmath.run([*arguments, "--max_steps", "1"])
     first = json.loads((output_dir / "checkpoint-1" / "trainer_state.json").read_text())
-    deepseekmath.run([*arguments, "--max_steps", "2", "--resume_from_checkpoint", str(output_dir / "checkpoint-1")])
+    deepseekmath.run([*arguments, "--max_steps", "2", "--resume_from_checkpoint", "true"])
     second = json.loads((output_dir / "checkpoint-2" / "trainer_state.json").read_text())
     assert (first["global_step"], second["global_step"]) == (1, 2)
     assert second["log_history"][: len(first["log_history"]) - 1] == first["log_history"][:-1]
@@ -108,7 +108,7 @@ def test_a_real_recipe_with_model_data_and_config(tmp_path, gsm8k_file):
     model_path = save_tiny_model(tmp_path / "model")
     config = tmp_path / "config.yaml"
     settings = {
-        "supervision": "process", "step_reward_funcs": ["my_rewards.even_length"], "step_separator": "[aeiou]",
+        "supervision": "process", "step_reward_funcs": "my_rewards.even_length", "step_separator": "[aeiou]",
         "step_separator_is_regex": True, "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 1,
         "max_completion_length": 16, "bf16": False, "report_to": "none", "num_eval_problems": 0, "use_cpu": True,
         "instruction": "Count.", "use_peft": True, "lora_target_modules": ["q_proj", "v_proj"],
@@ -141,6 +141,10 @@ class TestBadInput:
             (["--reward_funcs", "nope"], r"There is no reward function 'nope'"),
             (["--reward_funcs", "math.nope"], r"There is no reward function 'math.nope'"),
             (["--supervision", "process"], r"`step_reward_funcs` is missing"),
+            (["--step_reward_funcs", "math.pi"], r"There is no reward function 'math.pi': it is 3.14"),
+            (["--resume_from_checkpoint", "true"], r"`resume_from_checkpoint` is 'true', but there is no such"),
+            (["--num_eval_samples", "0"], r"`num_eval_samples` is 0, but must be 1 or more"),
+            (["--num_train_problems", "0"], r"`num_train_problems` is 0, but must be 1 or more"),
         ],
     )
     def test_is_one_clear_error_before_anything_is_written(self, tmp_path, arguments, message):
@@ -154,8 +158,9 @@ class TestBadInput:
     def test_an_output_directory_that_is_a_file_is_left_alone(self, tmp_path):
         file = tmp_path / "output"
         file.write_text("mine")
-        with pytest.raises(ValueError, match=r"`output_dir` is '.*output', which is a file"):
-            deepseekmath.run([*SMALL, "--output_dir", str(file)])
+        for output_dir in (file, file / "below"):
+            with pytest.raises(ValueError, match=r"`output_dir` is '.*output.*', but '.*output' is a file"):
+                deepseekmath.run([*SMALL, "--output_dir", str(output_dir)])
         assert file.read_text() == "mine"
 
     def test_an_unknown_key_in_the_config_is_refused(self, tmp_path):

@@ -307,9 +307,38 @@ class TestErrors:
             trainer.train()
         assert trainer.state.global_step == 0
 
+    def test_a_column_with_the_name_of_an_argument_is_refused(self, tmp_path, model, tokenizer):
+        dataset = prompt_dataset().add_column("steps", [["no step"]] * 8)
+        trainer = make_trainer(tmp_path, model, dataset, tokenizer, **process_options())
+        with pytest.raises(ValueError, match="The data set has a column 'steps', which is also"):
+            trainer.train()
+
     @pytest.mark.parametrize(
         ("scores", "message"),
         [
+            (
+                lambda steps: [["1.0"] * len(row) for row in steps],
+                r"'scores' returned list that holds no lists of numbers",
+            ),
+            (lambda steps: None, r"'scores' returned NoneType that holds no lists of numbers"),
+            (lambda steps: [1.0 for _ in steps], r"'scores' returned list that holds no lists of numbers"),
+        ],
+    )
+    def test_scores_that_are_no_numbers_are_refused(self, tmp_path, model, tokenizer, scores, message):
+        def func(steps, **kwargs):
+            return scores(steps)
+
+        func.__name__ = "scores"
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=func))
+        with pytest.raises(TypeError, match=message):
+            trainer.train()
+
+    @pytest.mark.parametrize(
+        ("scores", "message"),
+        [
+            (lambda steps: [[float("inf")] * len(row) for row in steps], r"'scores' returned the score inf"),
+            (lambda steps: [[1e39] * len(row) for row in steps], r"'scores' returned the score 1e\+39"),
+            (lambda steps: [[None] * len(row) for row in steps], r"`step_reward_funcs` scored none of the steps"),
             (lambda steps: [[1.0]], "'scores' returned 1 lists of scores for 8 completions"),
             (
                 lambda steps: [[1.0] * (len(row) + 1) for row in steps],

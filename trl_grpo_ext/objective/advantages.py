@@ -1,11 +1,13 @@
 """
 Group relative advantages: outcome supervision (arXiv:2402.03300, 4.1.2) and process supervision (4.1.3).
 
-The paper says neither which standard deviation it divides by nor what it adds to it; `std_correction=1` and `eps=1e-4`
-are TRL's choices, `std_correction=0` is what the numbers of the paper's readers use.
+The paper says neither which standard deviation it divides by nor what it adds to it: `std_correction=1` and
+`eps=1e-4` are TRL's choices. It says nothing of groups that cannot be compared either: a group in which fewer than two
+completions have a reward, or whose rewards are all the same, has advantages of exactly 0.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -90,14 +92,11 @@ def process_advantages(
         completion without any step reward.
 
     Raises:
-        `ValueError`: if a completion's rewards and ends differ in number.
+        `ValueError`: if a completion's rewards and ends differ in number, or its ends do not ascend from 0 to less
+            than `length`.
     """
     for index, (rewards, ends) in enumerate(zip(step_rewards, step_ends, strict=True)):
-        if len(rewards) != len(ends):
-            raise ValueError(
-                f"`step_rewards` has {len(rewards)} entries for completion {index}, but `step_ends` has {len(ends)}; "
-                "give one reward (or None) a step."
-            )
+        check_step_ends(index, rewards, ends, length)
     normalized = normalized_rewards(
         pad_step_rewards(step_rewards),
         num_generations,
@@ -154,6 +153,19 @@ def scale_divisor(
     raise ValueError(f"`scale` is {scale!r}, but must be one of {', '.join(map(repr, SCALES))}.")
 
 
+def check_step_ends(index: int, rewards: Sequence[float | None], ends: Sequence[int], length: int) -> None:
+    if len(rewards) != len(ends):
+        raise ValueError(
+            f"`step_rewards` has {len(rewards)} entries for completion {index}, but `step_ends` has {len(ends)}; give "
+            "one reward (or None) a step."
+        )
+    if any(first >= second for first, second in pairwise([-1, *ends, length])):
+        raise ValueError(
+            f"`step_ends` is {list(ends)} for completion {index}, but must ascend from 0 to less than `length`, "
+            f"{length}."
+        )
+
+
 def sum_to_go(step_values: torch.Tensor) -> torch.Tensor:
     """Sum of each step's value and all later ones, (B, K) to (B, K)."""
     return step_values.flip(-1).cumsum(-1).flip(-1)
@@ -184,12 +196,12 @@ def spread_over_tokens(step_values: torch.Tensor, step_ends: torch.Tensor, lengt
 def pad_step_rewards(step_rewards: Sequence[Sequence[float | None]]) -> torch.Tensor:
     """Step rewards as a tensor of shape (B, K), NaN where a step has no reward or a completion no such step."""
     nan = float("nan")
-    num_steps = max(map(len, step_rewards))
+    num_steps = max(map(len, step_rewards), default=0) or 1
     rows = [[nan if reward is None else reward for reward in rewards] for rewards in step_rewards]
     return torch.tensor([row + [nan] * (num_steps - len(row)) for row in rows], dtype=torch.float32)
 
 
 def pad_step_ends(step_ends: Sequence[Sequence[int]], length: int, num_steps: int | None = None) -> torch.Tensor:
     """Step ends as a tensor of shape (B, K), padded with `length`; K is the largest number of steps unless given."""
-    num_steps = num_steps or max(map(len, step_ends))
+    num_steps = num_steps or max(map(len, step_ends), default=0) or 1
     return torch.tensor([[*ends, *[length] * (num_steps - len(ends))] for ends in step_ends])

@@ -44,11 +44,11 @@ def to_groups(scores: torch.Tensor, num_generations: int) -> torch.Tensor:
         `torch.Tensor` of shape (P, G, K) in float32, with K = 1 for scores of shape (B,).
 
     Raises:
-        `ValueError`: if B is not a multiple of G.
+        `ValueError`: if B is 0 or not a multiple of G.
     """
-    if num_generations < 1 or scores.shape[0] % num_generations != 0:
+    if num_generations < 1 or len(scores) == 0 or len(scores) % num_generations != 0:
         raise ValueError(
-            f"`num_generations` is {num_generations}, but must divide the number of completions, {scores.shape[0]}."
+            f"`num_generations` is {num_generations}, but must divide the number of completions, {len(scores)}."
         )
     return scores.float().reshape(-1, num_generations, scores[0].numel() if scores.dim() > 1 else 1)
 

@@ -3,13 +3,18 @@
 import re
 import threading
 from fractions import Fraction
+from functools import lru_cache
 from importlib.util import find_spec
 
 
 MAX_ANSWER_LENGTH = 256  # characters; a longer "answer" is none, and symbolic checkers can hang on it
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+SECONDS_TO_VERIFY = 2
+DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+NUMBER = re.compile(rf"(?:(?<![\d)])[-+])?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:/\d+)?")
+NUMERIC_ANSWER = re.compile(rf"(?P<number>[-+]?(?:{DIGITS}(?:\.\d+)?|\.\d+))(?:/(?P<denominator>\d+))?")
 ANSWER_PHRASE = re.compile(r"answer is", re.IGNORECASE)
-NUMERIC_ANSWER = re.compile(r"(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+))(?:/(?P<denominator>\d+))?")
+MARKED_ANSWER = re.compile(r"\s*:?\s*\$([^$]+)\$")
+BRACES = re.compile(r"\\boxed\{|\{|\}")
 
 
 def answer_reward(completions: list, solution: list[str], **kwargs) -> list[float | None]:
@@ -23,7 +28,8 @@ def answer_reward(completions: list, solution: list[str], **kwargs) -> list[floa
         completions (`list`):
             Texts, or conversations whose last message is the completion.
         solution (`list[str]`):
-            Gold answers: the answer alone, or a solution that ends in `\boxed{...}` or `#### ...`.
+            Gold answers: the answer alone (a number is taken, too), or a solution that ends in `\boxed{...}` or
+            `#### ...`.
         **kwargs:
             Other columns, unused.
 
@@ -38,15 +44,19 @@ def answer_reward(completions: list, solution: list[str], **kwargs) -> list[floa
     ]
 
 
-def completion_text(completion: str | list[dict]) -> str:
-    """Text of a completion, plain or conversational."""
-    return completion if isinstance(completion, str) else completion[-1].get("content") or ""
+def completion_text(completion: str | list[dict] | None) -> str:
+    """Text of a completion, plain or conversational, with content that is text, text parts, or missing."""
+    if isinstance(completion, list):
+        completion = completion[-1].get("content") if completion else None
+    if isinstance(completion, list):
+        completion = "".join(part.get("text", "") for part in completion)
+    return completion or ""
 
 
 def final_answer(text: str) -> str | None:
     r"""
-    The final answer of a text: the last balanced `\boxed{...}`, else what follows the last `####`, else the first
-    number after the last "answer is", else the last number; `None` if there is none of these.
+    The final answer of a text: the last balanced `\boxed{...}`, else what follows the last `####`, else the number, or
+    what stands between dollar signs, right after the last "answer is", else the last number; `None` if there is none.
 
     Where a box was opened, only a box counts: one that was cut off is no answer.
     """
@@ -55,42 +65,47 @@ def final_answer(text: str) -> str | None:
     if "####" in text:
         return text.rsplit("####", 1)[1].strip().partition("\n")[0] or None
     *before, after = ANSWER_PHRASE.split(text)
-    if before and (match := NUMBER.search(after)):
-        return match.group()
+    if before and (marked := MARKED_ANSWER.match(after)):
+        return marked.group(1).strip()
+    if before and (number := NUMBER.search(after)):
+        return number.group()
     numbers = NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` whose braces balance."""
-    opening = r"\boxed{"
-    start = text.rfind(opening)
-    while start != -1:
-        depth = 0
-        for index in range(start + len(opening) - 1, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start + len(opening) : index].strip() or None
-        start = text.rfind(opening, 0, start)
-    return None
+    r"""Content of the `\boxed{...}` that opens last of those whose braces balance."""
+    last_start, content = -1, None
+    open_braces: list[re.Match] = []
+    for brace in BRACES.finditer(text):
+        if brace.group() != "}":
+            open_braces.append(brace)
+        elif open_braces:
+            opening = open_braces.pop()
+            if opening.group() != "{" and opening.start() > last_start:
+                last_start, content = opening.start(), text[opening.end() : brace.start()].strip()
+    return content or None
 
 
-def gold_answer(gold: str) -> str | None:
+def gold_answer(gold: str | float | None) -> str | None:
     """The answer in a gold solution, or the gold text itself if it is only an answer."""
-    return final_answer(gold) if r"\boxed{" in gold or "####" in gold else gold.strip() or None
+    text = "" if gold is None else str(gold)
+    return final_answer(text) if r"\boxed{" in text or "####" in text else text.strip() or None
 
 
 def check_answer(answer: str | None, gold: str | None) -> float | None:
     """1 if two answers are the same, 0 if not, `None` if it cannot be told."""
     if gold is None:
         return None
-    if answer is None or len(answer) > MAX_ANSWER_LENGTH:
+    if answer is None:
+        return 0.0
+    if "".join(answer.split()) == "".join(gold.split()):
+        return 1.0
+    if len(answer) > MAX_ANSWER_LENGTH:
         return 0.0
     answer_value, gold_value = as_number(answer), as_number(gold)
     if answer_value is not None and gold_value is not None:
         return float(answer_value == gold_value)
-    if "".join(answer.split()) == "".join(gold.split()):
-        return 1.0
     if find_spec("math_verify") is None or threading.current_thread() is not threading.main_thread():
         return None
     return float(same_mathematics(answer, gold))
@@ -98,15 +113,16 @@ def check_answer(answer: str | None, gold: str | None) -> float | None:
 
 def as_number(answer: str) -> Fraction | None:
     """The value of a plain number (sign, thousands commas, decimals, one fraction bar), else `None`."""
-    plain = answer.replace(",", "").strip().strip("$").removesuffix(".")
-    match = NUMERIC_ANSWER.fullmatch(plain)
-    if match is None or (match["denominator"] is not None and int(match["denominator"]) == 0):
+    match = NUMERIC_ANSWER.fullmatch(answer.strip().strip("$").strip().removesuffix("."))
+    if match is None or int(match["denominator"] or 1) == 0:
         return None
-    return Fraction(match["number"]) / int(match["denominator"] or 1)
+    return Fraction(match["number"].replace(",", "")) / int(match["denominator"] or 1)
 
 
+@lru_cache(maxsize=10_000)
 def same_mathematics(answer: str, gold: str) -> bool:
     """Whether math-verify takes two answers for the same; it reads them only if they are marked as mathematics."""
     from math_verify import parse, verify
 
-    return verify(parse(f"${gold}$"), parse(f"${answer}$"))
+    gold_parsed, answer_parsed = (parse(f"${text}$", parsing_timeout=SECONDS_TO_VERIFY) for text in (gold, answer))
+    return verify(gold_parsed, answer_parsed, timeout_seconds=SECONDS_TO_VERIFY)

@@ -8,7 +8,8 @@ Without arguments it trains the embedded policy on the embedded word problems, i
 With a model, a data set and a YAML file it is the recipe for a real one:
 
     accelerate launch -m trl_grpo_ext.scripts.deepseekmath \
-        --config my_config.yaml --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name openai/gsm8k
+        --config my_config.yaml --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct \
+        --dataset_name openai/gsm8k --dataset_config main
 """
 
 import argparse
@@ -27,6 +28,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ..callbacks import CompactProgressCallback, plot_training
@@ -112,6 +114,13 @@ class DeepSeekMathArguments:
         metadata={"help": "Threads of each process for training on CPU, 0 for an even share of the cores."},
     )
 
+    def __post_init__(self):
+        smallest = {"num_train_problems": 1, "num_eval_problems": 0, "num_eval_samples": 1, "cpu_threads": 0}
+        for name, bound in smallest.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"`{name}` is {value}, but must be {bound} or more.")
+
 
 def make_parser(subparsers: argparse._SubParsersAction | None = None, prog: str | None = None) -> TrlParser:
     dataclass_types = (DeepSeekMathArguments, GRPOExtConfig, ModelConfig)
@@ -136,14 +145,13 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
         torch.set_num_threads(script_args.cpu_threads or share_of_cores())
     output_dir = Path(training_args.output_dir)
     check_output_dir(output_dir)
+    checkpoint = find_checkpoint(training_args.resume_from_checkpoint, output_dir)
     train_dataset, eval_dataset = load_datasets(script_args)
     if eval_dataset is None:
         training_args.eval_strategy = "no"
-    reward_funcs = [import_function(name, REWARD_FUNCS) for name in script_args.reward_funcs]
-    step_reward_funcs = None
-    if training_args.supervision == "process":
-        step_reward_funcs = [import_function(name, STEP_REWARD_FUNCS) for name in script_args.step_reward_funcs or []]
-    check_reward_columns(train_dataset, [*reward_funcs, *(step_reward_funcs or [])])
+    reward_funcs = import_functions(script_args.reward_funcs, REWARD_FUNCS)
+    step_reward_funcs = import_functions(script_args.step_reward_funcs or [], STEP_REWARD_FUNCS)
+    check_reward_columns(train_dataset, [*reward_funcs, *step_reward_funcs])
     model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
 
@@ -156,13 +164,15 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
         processing_class=load_tokenizer(model_name, training_args.model_init_kwargs),
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
-        step_reward_funcs=step_reward_funcs,
+        step_reward_funcs=step_reward_funcs if training_args.supervision == "process" else None,
     )
+    if step_reward_funcs and training_args.supervision == "outcome":
+        trainer.accelerator.print("Outcome supervision: the step reward functions are not used.")
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(CompactProgressCallback)
 
     before = evaluate(trainer, eval_dataset, script_args, training_args)
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(training_args.output_dir)
     after = evaluate(trainer, eval_dataset, script_args, training_args)
     trainer.create_model_card(dataset_name=script_args.dataset_name)
@@ -185,8 +195,26 @@ def share_of_cores() -> int:
 
 
 def check_output_dir(output_dir: Path) -> None:
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ValueError(f"`output_dir` is '{output_dir}', which is a file; name a folder.")
+    existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        kind = "a file" if existing.is_file() else "a folder that cannot be written to"
+        raise ValueError(f"`output_dir` is '{output_dir}', but '{existing}' is {kind}; name another folder.")
+
+
+def find_checkpoint(resume_from_checkpoint: str | None, output_dir: Path) -> str | None:
+    """The checkpoint to go on from: the one named, or with "true" the last one in the output directory."""
+    if resume_from_checkpoint is None or str(resume_from_checkpoint).lower() == "false":
+        return None
+    if str(resume_from_checkpoint).lower() == "true":
+        checkpoint = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
+    else:
+        checkpoint = resume_from_checkpoint if Path(resume_from_checkpoint).is_dir() else None
+    if checkpoint is None:
+        raise ValueError(
+            f"`resume_from_checkpoint` is {resume_from_checkpoint!r}, but there is no such checkpoint for "
+            f"'{output_dir}'; name a folder checkpoint-N, or leave it out to start anew."
+        )
+    return checkpoint
 
 
 def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset | None]:
@@ -206,19 +234,26 @@ def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset 
     return train_dataset, eval_dataset.select(range(min(num_eval, len(eval_dataset))))
 
 
+def import_functions(names: list[str] | str, registry: dict[str, Callable]) -> list[Callable]:
+    """The functions of these names in the registry, or at these dotted import paths."""
+    return [import_function(name, registry) for name in ([names] if isinstance(names, str) else names)]
+
+
 def import_function(name: str, registry: dict[str, Callable]) -> Callable:
-    """The function of that name in the registry, or at that dotted import path."""
     if name in registry:
         return registry[name]
     module_name, _, function_name = name.rpartition(".")
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # whatever the user's module raises
         raise ValueError(
             f"There is no reward function {name!r} ({error}); use {' or '.join(map(repr, registry))}, or the dotted "
             "path of a function that can be imported from here."
         ) from error
+    if not callable(function):
+        raise ValueError(f"There is no reward function {name!r}: it is {function!r}; name a function.")
+    return function
 
 
 def model_init_kwargs(model_name: str, training_args: GRPOExtConfig, model_args: ModelConfig) -> dict:

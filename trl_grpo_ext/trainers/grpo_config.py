@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, field
 
 from trl import GRPOConfig
@@ -67,15 +68,15 @@ class GRPOExtConfig(GRPOConfig):
         super().__post_init__()
         if self.supervision not in ("outcome", "process"):
             raise ValueError(f"`supervision` is {self.supervision!r}, but must be 'outcome' or 'process'.")
-        if self.std_correction not in (0, 1):
+        if self.std_correction not in (0, 1) or isinstance(self.std_correction, bool):
             raise ValueError(
                 f"`std_correction` is {self.std_correction!r}, but must be 0 (population) or 1 (sample, as TRL)."
             )
-        if not self.std_eps > 0:
-            raise ValueError(f"`std_eps` is {self.std_eps!r}, but must be positive; TRL's value is 1e-4.")
-        if not self.zero_advantage_tolerance >= 0:
+        if not 0 < self.std_eps < math.inf:
+            raise ValueError(f"`std_eps` is {self.std_eps!r}, but must be positive and finite; TRL's value is 1e-4.")
+        if not 0 <= self.zero_advantage_tolerance < math.inf:
             raise ValueError(
-                f"`zero_advantage_tolerance` is {self.zero_advantage_tolerance!r}, but must be 0 or more."
+                f"`zero_advantage_tolerance` is {self.zero_advantage_tolerance!r}, but must be 0 or more, and finite."
             )
         SeparatorSplitter(self.step_separator, self.step_separator_is_regex)  # raises if it cannot split
         if self.supervision == "process":

@@ -26,7 +26,8 @@ class GRPOExtTrainer(GRPOSeams):
     [`~trl.GRPOTrainer`] with the process supervision of DeepSeekMath (arXiv:2402.03300, 4.1.3).
 
     A drop-in replacement: with [`GRPOExtConfig`]'s own parameters at their defaults, losses, gradients and metrics are
-    those of [`~trl.GRPOTrainer`] for the same seed.
+    those of [`~trl.GRPOTrainer`] for the same seed. (A second call of `train` samples anew, where TRL would go on with
+    what is left of the completions of the first.)
 
     Example:
 
@@ -67,8 +68,9 @@ class GRPOExtTrainer(GRPOSeams):
     Raises:
         `ValueError`: if process supervision lacks step reward functions, or they are given without it; if weights and
             functions differ in number; if the tokenizer cannot write the separator; in the first batch, if the
-            separator occurs in no completion or a function returns another number of scores than there are steps.
-        `TypeError`: if a step reward function is no callable, or an asynchronous one.
+            separator occurs in no completion, or a function returns another number of scores than there are steps, or
+            none at all.
+        `TypeError`: if a step reward function is no callable, an asynchronous one, or returns no lists of numbers.
     """
 
     _tag_names = ["trl", "grpo", "trl_grpo_ext"]
@@ -106,12 +108,13 @@ class GRPOExtTrainer(GRPOSeams):
         if self.supervision == "process" and step_splitter is None:
             check_separator(args, self.text_tokenizer)
         self._separator_is_proven = step_splitter is not None
+        self._scores_are_proven = False
 
     def before_rewards(self, inputs, prompts, completions, completion_ids) -> None:
         if self.step_scorer is None:
             return
         scored = self.step_scorer(
-            self.text_tokenizer, prompts, completions, completion_ids, **self.reward_kwargs(inputs)
+            self.text_tokenizer, prompts, completions, completion_ids, self.reward_kwargs(inputs)
         )
         self._steps = scored.steps
         self._log_step_counts(scored.steps)
@@ -119,6 +122,7 @@ class GRPOExtTrainer(GRPOSeams):
         local = scored.rewards_per_func.to(self.accelerator.device)
         rewards_per_func = gather(self.accelerator.pad_across_processes(local, dim=1, pad_index=float("nan")))
         self._step_rewards = self.step_scorer.combine(rewards_per_func)
+        self._check_first_rewards()
         self._log_step_rewards(dict(zip(self.step_scorer.names, rewards_per_func.unbind(-1), strict=True)))
 
     def batch_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -186,6 +190,14 @@ class GRPOExtTrainer(GRPOSeams):
                 "between steps, or pass `step_splitter`."
             )
         self._separator_is_proven = True
+
+    def _check_first_rewards(self) -> None:
+        if not self._scores_are_proven and self._step_rewards.isnan().all():
+            raise ValueError(
+                "`step_reward_funcs` scored none of the steps of the first batch, so that there is nothing to train "
+                "on; return a number for the steps that can be scored."
+            )
+        self._scores_are_proven = True
 
     def _log_step_rewards(self, rewards_per_func: dict[str, torch.Tensor]) -> None:
         self.log_metric("step_reward", self._step_rewards.nanmean().item())

@@ -1,5 +1,7 @@
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -9,6 +11,7 @@ from ..objective.advantages import pad_step_rewards
 from ..steps import Steps, TextSplitter, cut_into_steps
 
 
+LARGEST_SCORE = 1e18  # its square, which the standard deviation takes, is still a float32
 StepRewardFunc = Callable[..., list[list[float | None]]]
 
 
@@ -53,6 +56,8 @@ class StepScorer:
             )
         for func in funcs:
             check_step_reward_func(func)
+        if weights is not None and not isinstance(weights, (list, tuple)):
+            raise TypeError(f"`step_reward_weights` is {weights!r}; give a list with one weight a function.")
         if weights is not None and len(weights) != len(funcs):
             raise ValueError(
                 f"`step_reward_weights` has {len(weights)} entries for {len(funcs)} step reward functions; give one "
@@ -60,31 +65,44 @@ class StepScorer:
             )
         self.funcs = list(funcs)
         self.names = unique_names([get_callable_name(func) for func in funcs])
-        self.weights = torch.tensor(weights or [1.0] * len(funcs), dtype=torch.float32)
+        self.weights = torch.tensor([1.0] * len(funcs) if weights is None else weights, dtype=torch.float32)
         self.splitter = splitter
 
     def __call__(
-        self, tokenizer: PreTrainedTokenizerBase, prompts: list, completions: list, completion_ids: list, **columns
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: list,
+        completions: list,
+        completion_ids: list,
+        columns: dict[str, Any],
     ) -> ScoredSteps:
         """
         Score the steps of completions.
 
+        Args:
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+                Tokenizer of the ids.
+            prompts, completions, completion_ids (`list` of length B):
+                What was asked and sampled.
+            columns (`dict`):
+                What the functions receive besides.
+
         Raises:
-            `ValueError`: if a function returns another number of scores than there are steps.
+            `ValueError`: if a function returns another number of scores than there are steps, or a score that is no
+                finite number; if a column has the name of an argument.
+            `TypeError`: if a function returns something else than lists of numbers.
         """
         steps = [cut_into_steps(ids, tokenizer, self.splitter) for ids in completion_ids]
-        arguments = {
-            "prompts": prompts,
-            "completions": completions,
-            "steps": [completion.texts for completion in steps],
-            "completion_ids": completion_ids,
-            **columns,
-        }
         rewards = []
         for name, func in zip(self.names, self.funcs, strict=True):
-            scores = func(**arguments)
-            check_scores(name, scores, steps)
-            rewards.append(pad_step_rewards(scores))
+            arguments = {
+                "prompts": prompts,
+                "completions": completions,
+                "steps": [list(completion.texts) for completion in steps],
+                "completion_ids": completion_ids,
+            }
+            check_columns(arguments, columns)
+            rewards.append(pad_step_rewards(checked_scores(name, func(**arguments, **columns), steps)))
         return ScoredSteps(steps, torch.stack(rewards, dim=-1))
 
     def combine(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
@@ -111,15 +129,45 @@ def check_step_reward_func(func: StepRewardFunc) -> None:
         )
 
 
-def check_scores(name: str, scores: Sequence[Sequence[float | None]], steps: list[Steps]) -> None:
-    if len(scores) != len(steps):
+def check_columns(arguments: dict[str, Any], columns: dict[str, Any]) -> None:
+    for name in arguments:
+        if name in columns:
+            raise ValueError(
+                f"The data set has a column {name!r}, which is also what step reward functions receive of the "
+                "completions; rename the column."
+            )
+
+
+def checked_scores(name: str, scores: Any, steps: list[Steps]) -> list[list[float | None]]:
+    """The scores as lists of numbers, once it is sure that there is one, or None, for every step."""
+    try:
+        rows = [[to_score(score) for score in row] for row in scores]
+    except TypeError as error:
+        raise TypeError(
+            f"The step reward function '{name}' returned {type(scores).__name__} that holds no lists of numbers "
+            f"({error}); it must return one list a completion, with one number or None a step."
+        ) from error
+    if len(rows) != len(steps):
         raise ValueError(
-            f"The step reward function '{name}' returned {len(scores)} lists of scores for {len(steps)} completions; "
-            "it must return one list a completion."
+            f"The step reward function '{name}' returned {len(rows)} lists of scores for {len(steps)} completions; it "
+            "must return one list a completion."
         )
-    for index, (row, completion) in enumerate(zip(scores, steps, strict=True)):
+    for index, (row, completion) in enumerate(zip(rows, steps, strict=True)):
         if len(row) != len(completion.texts):
             raise ValueError(
                 f"The step reward function '{name}' returned {len(row)} scores for completion {index}, which has "
                 f"{len(completion.texts)} steps; it must return one score (or None) a step."
             )
+        for score in row:
+            if score is not None and abs(score) > LARGEST_SCORE:
+                raise ValueError(
+                    f"The step reward function '{name}' returned the score {score} for completion {index}; a score "
+                    "must be a finite number, or None where there is none."
+                )
+    return rows
+
+
+def to_score(score: Any) -> float | None:
+    if isinstance(score, str):
+        raise TypeError(f"{score!r} is text")
+    return None if score is None or math.isnan(score) else float(score)
