@@ -1,14 +1,17 @@
 """
 Make the embedded policy: supervised fine-tuning of a small Llama on the solutions of a careless tutor.
 
-    python -m trl_grpo_ext.scripts.warm_start --output_dir policy
+    python -m trl_grpo_ext.scripts.warm_start --output_dir first
+    python -m trl_grpo_ext.scripts.warm_start --start_from first --seed 43 --num_train_epochs 1 --learning_rate 1.5e-3
+
+The second round, on problems of its own, makes the policy surer of sums that are rare in the first.
 """
 
 import random
 from dataclasses import dataclass, field
 
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 from trl import SFTConfig, SFTTrainer, TrlParser
 
 from trl_grpo_ext.tasks.tokenizer import build_tokenizer
@@ -25,10 +28,13 @@ class WarmStartArguments:
             Number of distinct problems the tutor solves.
         slip_rate (`float`, *optional*, defaults to `0.2`):
             Probability that a result the tutor writes is wrong.
+        start_from (`str`, *optional*):
+            Folder of a policy to train further, instead of a fresh one.
     """
 
     num_problems: int = field(default=60_000, metadata={"help": "Number of distinct problems the tutor solves."})
     slip_rate: float = field(default=0.2, metadata={"help": "Probability that a result the tutor writes is wrong."})
+    start_from: str | None = field(default=None, metadata={"help": "Folder of a policy to train further."})
 
 
 @dataclass
@@ -63,10 +69,8 @@ def tutored_dataset(num_problems: int, slip_rate: float, seed: int) -> Dataset:
     )
 
 
-def main(script_args: WarmStartArguments, training_args: SFTConfig) -> None:
-    set_seed(training_args.seed)
-    tokenizer = build_tokenizer()
-    model = LlamaForCausalLM(
+def fresh_policy(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=128,
@@ -80,6 +84,13 @@ def main(script_args: WarmStartArguments, training_args: SFTConfig) -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+
+
+def main(script_args: WarmStartArguments, training_args: SFTConfig) -> None:
+    set_seed(training_args.seed)
+    tokenizer = build_tokenizer()
+    start_from = script_args.start_from
+    model = LlamaForCausalLM.from_pretrained(start_from) if start_from else fresh_policy(tokenizer)
     trainer = SFTTrainer(
         model=model,
         args=training_args,
