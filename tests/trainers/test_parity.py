@@ -1,5 +1,6 @@
 """With every option of ours off, training is TRL's, bit for bit."""
 
+import functools
 import math
 
 import pytest
@@ -68,6 +69,8 @@ def test_takes_a_plain_trl_config(tmp_path, tokenizer, model_path):
 
 def test_makes_its_own_config_like_trl(model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    on_cpu = functools.partial(GRPOExtConfig, use_cpu=True, bf16=False, report_to="none")
+    monkeypatch.setattr("trl_grpo_ext.trainers.grpo_trainer.GRPOExtConfig", on_cpu)
     model.config._name_or_path = "someone/tiny"
     trainer = GRPOExtTrainer(model, length_reward, train_dataset=prompt_dataset(), processing_class=tokenizer)
     assert isinstance(trainer.args, GRPOExtConfig)
