@@ -187,8 +187,8 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
         report(results, trainer.state.log_history, output_dir)
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
-    # torch deadlocks where the trainer's DDP model is the last to hold the process group: its destructor then waits for
-    # a thread that waits for the interpreter. So the group outlives the trainer.
+    # torch deadlocks where the trainer's DDP model is the last to hold the process group: its destructor waits for a
+    # thread that waits for the interpreter. So the group outlives the trainer.
     process_group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
     trainer.end()
     del trainer
