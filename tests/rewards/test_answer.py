@@ -98,6 +98,11 @@ def test_off_the_main_thread_numbers_are_checked_and_mathematics_is_not():
     assert rewards == [1.0, None]
 
 
+def test_without_math_verify_what_is_no_number_is_compared_as_text(monkeypatch):
+    monkeypatch.setattr("trl_grpo_ext.rewards.answer.find_spec", lambda name: None)
+    assert answer_reward([r"\boxed{x + 1}", r"\boxed{1 + x}", r"\boxed{2 8}"], ["x+1", "x+1", "28"]) == [1.0, 0.0, 0.0]
+
+
 def test_large_numbers_are_compared_exactly():
     assert as_number("10000000000000001") != as_number("10000000000000000")
 

@@ -14,6 +14,7 @@ NUMBER = re.compile(rf"(?:(?<![\d)])[-+])?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:/\d+)?"
 NUMERIC_ANSWER = re.compile(rf"(?P<number>[-+]?(?:{DIGITS}(?:\.\d+)?|\.\d+))(?:/(?P<denominator>\d+))?")
 ANSWER_PHRASE = re.compile(r"answer is", re.IGNORECASE)
 MARKED_ANSWER = re.compile(r"\s*:?\s*\$([^$]+)\$")
+IDLE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # between two digits a space means something
 BRACES = re.compile(r"\\boxed\{|\{|\}")
 
 
@@ -35,8 +36,8 @@ def answer_reward(completions: list, solution: list[str], **kwargs) -> list[floa
 
     Returns:
         `list[float | None]`:
-            One reward a completion; `None` where the gold answer is empty, or where only math-verify could tell but is
-            not installed or this is not the main thread (its time limit needs the main thread).
+            One reward a completion; `None` where the gold answer is empty, or where only math-verify could tell but
+            this is not the main thread (its time limit needs the main thread).
     """
     return [
         check_answer(final_answer(completion_text(completion)), gold_answer(gold))
@@ -99,14 +100,16 @@ def check_answer(answer: str | None, gold: str | None) -> float | None:
         return None
     if answer is None:
         return 0.0
-    if "".join(answer.split()) == "".join(gold.split()):
+    if IDLE_SPACE.sub("", answer) == IDLE_SPACE.sub("", gold):
         return 1.0
     if len(answer) > MAX_ANSWER_LENGTH:
         return 0.0
     answer_value, gold_value = as_number(answer), as_number(gold)
     if answer_value is not None and gold_value is not None:
         return float(answer_value == gold_value)
-    if find_spec("math_verify") is None or threading.current_thread() is not threading.main_thread():
+    if find_spec("math_verify") is None:
+        return 0.0
+    if threading.current_thread() is not threading.main_thread():
         return None
     return float(same_mathematics(answer, gold))
 
