@@ -314,46 +314,42 @@ class TestErrors:
             trainer.train()
 
     @pytest.mark.parametrize(
-        ("scores", "message"),
+        ("scores", "error", "message"),
         [
             (
                 lambda steps: [["1.0"] * len(row) for row in steps],
+                TypeError,
                 r"'scores' returned list that holds no lists of numbers",
             ),
-            (lambda steps: None, r"'scores' returned NoneType that holds no lists of numbers"),
-            (lambda steps: [1.0 for _ in steps], r"'scores' returned list that holds no lists of numbers"),
-        ],
-    )
-    def test_scores_that_are_no_numbers_are_refused(self, tmp_path, model, tokenizer, scores, message):
-        def func(steps, **kwargs):
-            return scores(steps)
-
-        func.__name__ = "scores"
-        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=func))
-        with pytest.raises(TypeError, match=message):
-            trainer.train()
-
-    @pytest.mark.parametrize(
-        ("scores", "message"),
-        [
-            (lambda steps: [[float("inf")] * len(row) for row in steps], r"'scores' returned the score inf"),
-            (lambda steps: [[1e39] * len(row) for row in steps], r"'scores' returned the score 1e\+39"),
-            (lambda steps: [[None] * len(row) for row in steps], r"`step_reward_funcs` scored none of the steps"),
-            (lambda steps: [[1.0]], "'scores' returned 1 lists of scores for 8 completions"),
+            (lambda steps: None, TypeError, r"'scores' returned NoneType that holds no lists of numbers"),
+            (lambda steps: [1.0 for _ in steps], TypeError, r"'scores' returned list that holds no lists of numbers"),
+            (
+                lambda steps: [[float("inf")] * len(row) for row in steps],
+                ValueError,
+                r"'scores' returned the score inf",
+            ),
+            (lambda steps: [[1e39] * len(row) for row in steps], ValueError, r"'scores' returned the score 1e\+39"),
+            (
+                lambda steps: [[None] * len(row) for row in steps],
+                ValueError,
+                r"`step_reward_funcs` scored none of the steps",
+            ),
+            (lambda steps: [[1.0]], ValueError, "'scores' returned 1 lists of scores for 8 completions"),
             (
                 lambda steps: [[1.0] * (len(row) + 1) for row in steps],
+                ValueError,
                 r"'scores' returned \d+ scores for completion 0",
             ),
         ],
     )
-    def test_scores_of_the_wrong_number_are_refused_before_any_update(
-        self, tmp_path, model, tokenizer, scores, message
+    def test_scores_that_do_not_fit_are_refused_before_any_update(
+        self, tmp_path, model, tokenizer, scores, error, message
     ):
         def func(steps, **kwargs):
             return scores(steps)
 
         func.__name__ = "scores"
         trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=func))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             trainer.train()
         assert trainer.state.global_step == 0

@@ -138,6 +138,12 @@ def normalized_rewards(
     return (centered / divisor).where(~silent, 0).reshape(rewards.shape)
 
 
+def weighted_sum(rewards_per_func: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over reward functions, (..., F) to (...), of the rewards there are; NaN where there is none."""
+    rewards = (rewards_per_func * weights.to(rewards_per_func.device)).nansum(-1)
+    return rewards.masked_fill(rewards_per_func.isnan().all(-1), torch.nan)
+
+
 def scale_divisor(
     scores: torch.Tensor, statistics: GroupStatistics, scale: str, std_correction: int, eps: float
 ) -> torch.Tensor:

@@ -172,10 +172,10 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(CompactProgressCallback)
 
-    before = evaluate(trainer, eval_dataset, script_args, training_args)
+    before = evaluate(trainer, eval_dataset, script_args)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(training_args.output_dir)
-    after = evaluate(trainer, eval_dataset, script_args, training_args)
+    after = evaluate(trainer, eval_dataset, script_args)
     trainer.create_model_card(dataset_name=script_args.dataset_name)
     if trainer.is_world_process_zero():
         results = {
@@ -291,10 +291,7 @@ def without_loading_options(kwargs: dict) -> dict:
 
 
 def evaluate(
-    trainer: GRPOExtTrainer,
-    dataset: Dataset | None,
-    script_args: DeepSeekMathArguments,
-    training_args: GRPOExtConfig,
+    trainer: GRPOExtTrainer, dataset: Dataset | None, script_args: DeepSeekMathArguments
 ) -> dict[str, float] | None:
     """Evaluate the policy as it is sampled in training: same temperature, same longest completion."""
     if dataset is None:
@@ -306,10 +303,10 @@ def evaluate(
         trainer.text_tokenizer,
         dataset,
         num_samples=num_samples,
-        temperature=training_args.temperature,
-        max_new_tokens=training_args.max_completion_length,
-        batch_size=training_args.per_device_eval_batch_size,
-        seed=training_args.seed,
+        temperature=trainer.args.temperature,
+        max_new_tokens=trainer.args.max_completion_length,
+        batch_size=trainer.args.per_device_eval_batch_size,
+        seed=trainer.args.seed,
     )
 
 

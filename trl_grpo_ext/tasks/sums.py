@@ -14,7 +14,7 @@ from itertools import product
 
 from datasets import Dataset, DatasetInfo
 
-from .word_problems import Problem, reference_solution
+from .word_problems import Problem, problem_row, reference_solution
 
 
 EXAMPLE = Problem(2, (("+", 6), ("+", 3)))
@@ -35,11 +35,7 @@ def make_sums_dataset(num_problems: int, *, held_out: bool = False, seed: int = 
         {"role": "assistant", "content": reference_solution(EXAMPLE)},
     ]
     rows = [
-        {
-            "prompt": [*example, {"role": "user", "content": question(problem)}],
-            "solution": str(problem.totals[-1]),
-            "equations": problem.equations,
-        }
+        problem_row(problem, [*example, {"role": "user", "content": question(problem)}])
         for problem in problems
         if problem.is_held_out == held_out and problem != EXAMPLE
     ]

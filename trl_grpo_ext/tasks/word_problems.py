@@ -175,15 +175,16 @@ def make_dataset(num_problems: int, *, held_out: bool = False, seed: int = 0) ->
     """
     wording = random.Random(f"wording {seed}")
     rows = [
-        {
-            "prompt": [{"role": "user", "content": word_problem(problem, wording)}],
-            "solution": str(problem.totals[-1]),
-            "equations": problem.equations,
-        }
+        problem_row(problem, [{"role": "user", "content": word_problem(problem, wording)}])
         for problem in sample_problems(num_problems, held_out=held_out, seed=seed)
     ]
     info = DatasetInfo(description="word problems made by `trl_grpo_ext.tasks.make_dataset`")
     return Dataset.from_list(rows, info=info)
+
+
+def problem_row(problem: Problem, prompt: list[dict[str, str]]) -> dict:
+    """A row of a data set whose completions [`working_reward`] can score."""
+    return {"prompt": prompt, "solution": str(problem.totals[-1]), "equations": problem.equations}
 
 
 def working_reward(

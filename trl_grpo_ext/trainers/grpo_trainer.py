@@ -4,7 +4,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather
 from transformers import PreTrainedTokenizerBase
-from trl.trainer.utils import get_config_model_id
+from trl.trainer.utils import get_config_model_id, nanstd
 
 from ..model_card import describe_training
 from ..objective.advantages import (
@@ -201,10 +201,10 @@ class GRPOExtTrainer(GRPOSeams):
 
     def _log_step_rewards(self, rewards_per_func: dict[str, torch.Tensor]) -> None:
         self.log_metric("step_reward", self._step_rewards.nanmean().item())
-        self.log_metric("step_reward_std", nan_std(self._step_rewards))
+        self.log_metric("step_reward_std", nanstd(self._step_rewards.flatten()).item())
         for name, rewards in rewards_per_func.items():
             self.log_metric(f"step_rewards/{name}/mean", rewards.nanmean().item())
-            self.log_metric(f"step_rewards/{name}/std", nan_std(rewards))
+            self.log_metric(f"step_rewards/{name}/std", nanstd(rewards.flatten()).item())
         groups = to_groups(self._step_rewards, self.generations_per_prompt)
         all_same = group_statistics(groups, tolerance=self.args.zero_advantage_tolerance).all_same
         self.log_metric("step_rewards/frac_groups_all_same", all_same.float().mean().item())
@@ -223,8 +223,3 @@ def check_separator(args: GRPOExtConfig, tokenizer: PreTrainedTokenizerBase) -> 
             f"`step_separator` is {separator!r}, which the tokenizer cannot write, so that no completion would "
             "contain it; set it to what the model writes between steps, or pass `step_splitter`."
         )
-
-
-def nan_std(values: torch.Tensor) -> float:
-    """Sample standard deviation of the values that are there, NaN with fewer than two."""
-    return values[~values.isnan()].std().item() if (~values.isnan()).sum() > 1 else float("nan")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from ..objective.advantages import weighted_sum
+
 
 class GRPOSeams(GRPOTrainer):
     """[`~trl.GRPOTrainer`] with hooks before rewards and after advantages, doing nothing by themselves."""
@@ -39,8 +41,7 @@ class GRPOSeams(GRPOTrainer):
         Returns:
             `torch.Tensor` of shape (number of processes * B,), NaN where no reward function scored.
         """
-        rewards = (self._rewards_per_func * self.reward_weights.to(self._rewards_per_func.device)).nansum(dim=1)
-        return rewards.masked_fill(self._rewards_per_func.isnan().all(dim=1), torch.nan)
+        return weighted_sum(self._rewards_per_func, self.reward_weights)
 
     def train(self, *args, **kwargs):
         # Completions sampled in an earlier call came from an earlier policy.

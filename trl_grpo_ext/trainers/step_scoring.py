@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import get_callable_name, is_async_callable
 
-from ..objective.advantages import pad_step_rewards
+from ..objective.advantages import pad_step_rewards, weighted_sum
 from ..steps import Steps, TextSplitter, cut_into_steps
 
 
@@ -92,23 +92,23 @@ class StepScorer:
                 finite number; if a column has the name of an argument.
             `TypeError`: if a function returns something else than lists of numbers.
         """
+        check_columns(columns)
         steps = [cut_into_steps(ids, tokenizer, self.splitter) for ids in completion_ids]
         rewards = []
         for name, func in zip(self.names, self.funcs, strict=True):
-            arguments = {
-                "prompts": prompts,
-                "completions": completions,
-                "steps": [list(completion.texts) for completion in steps],
-                "completion_ids": completion_ids,
-            }
-            check_columns(arguments, columns)
-            rewards.append(pad_step_rewards(checked_scores(name, func(**arguments, **columns), steps)))
+            scores = func(
+                prompts=prompts,
+                completions=completions,
+                steps=[list(completion.texts) for completion in steps],
+                completion_ids=completion_ids,
+                **columns,
+            )
+            rewards.append(pad_step_rewards(checked_scores(name, scores, steps)))
         return ScoredSteps(steps, torch.stack(rewards, dim=-1))
 
     def combine(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
         """Weighted sum over functions, (B, K, F) to (B, K): NaN where no function scored."""
-        rewards = (rewards_per_func * self.weights.to(rewards_per_func.device)).nansum(-1)
-        return rewards.masked_fill(rewards_per_func.isnan().all(-1), torch.nan)
+        return weighted_sum(rewards_per_func, self.weights)
 
 
 def unique_names(names: list[str]) -> list[str]:
@@ -129,8 +129,8 @@ def check_step_reward_func(func: StepRewardFunc) -> None:
         )
 
 
-def check_columns(arguments: dict[str, Any], columns: dict[str, Any]) -> None:
-    for name in arguments:
+def check_columns(columns: dict[str, Any]) -> None:
+    for name in ("prompts", "completions", "steps", "completion_ids"):
         if name in columns:
             raise ValueError(
                 f"The data set has a column {name!r}, which is also what step reward functions receive of the "
