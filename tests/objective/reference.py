@@ -1,35 +1,118 @@
-"""Slow float64 versions of the formulas, written from the paper's text alone."""
+"""Slow float64 versions of the formulas, written from the papers' text alone, by loops."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
 
+def numpy_outcome_advantages(rewards, num_generations, **options):
+    one_step = [[reward] for reward in rewards]
+    return numpy_process_advantages(one_step, [[0]] * len(rewards), num_generations, 1, **options)[:, 0]
+
+
 def numpy_process_advantages(
-    step_rewards, step_ends, num_generations, length, *, scale="group", std_correction=1, eps=1e-4, tolerance=1e-6
+    step_rewards,
+    step_ends,
+    num_generations,
+    length,
+    *,
+    credit="sum_to_go",
+    baseline="mean",
+    scale="group",
+    std_correction=1,
+    eps=1e-4,
+    tolerance=1e-6,
 ):
-    """Section 4.1.3 by loops: normalize the flat set of a group's step rewards, then sum those of later steps."""
-    every_score = [score for row in step_rewards for score in row if is_score(score)]
+    """Section 4.1.3: normalize the flat set of a group's step rewards, then credit each token with those to come."""
+
+    def flat(rows):
+        return np.array([score for i in rows for score in step_rewards[i] if is_score(score)], float)
+
+    def all_same(population):
+        return len(population) == 0 or population.max() - population.min() <= tolerance
+
+    everyone = range(len(step_rewards))
+    batch = flat(everyone)
     result = np.zeros((len(step_rewards), length))
     for start in range(0, len(step_rewards), num_generations):
         members = range(start, start + num_generations)
-        population = np.array([score for i in members for score in step_rewards[i] if is_score(score)], float)
-        num_scored = sum(any(is_score(score) for score in step_rewards[i]) for i in members)
-        if num_scored < 2 or population.max() - population.min() <= tolerance:
+        group = flat(members)
+        group_all_same = all_same(group) or sum(len(flat([i])) > 0 for i in members) < 2
+        if baseline in ("mean", "leave_one_out") and group_all_same:
             continue
-        divisor = {
-            "group": lambda population=population: population.std(ddof=std_correction) + eps,
-            "batch": lambda: np.std(np.array(every_score, float), ddof=std_correction) + eps,
-            "none": lambda: 1.0,
-        }[scale]()
+        if baseline == "batch" and all_same(batch):
+            continue
+        divisor = 1.0
+        if scale == "group" and not group_all_same:
+            divisor = group.std(ddof=std_correction) + eps
+        if scale == "batch" and not all_same(batch):
+            divisor = batch.std(ddof=std_correction) + eps
         for i in members:
+            others = flat([j for j in members if j != i])
+            subtracted = {
+                "mean": lambda group=group: group.mean(),
+                "leave_one_out": lambda others=others: others.mean() if len(others) else 0.0,
+                "batch": lambda: batch.mean(),
+                "none": lambda: 0.0,
+            }[baseline]()
+            normalized = [(score - subtracted) / divisor if is_score(score) else None for score in step_rewards[i]]
             for t in range(length):
-                result[i, t] = sum(
-                    (score - population.mean()) / divisor
-                    for score, end in zip(step_rewards[i], step_ends[i], strict=True)
-                    if end >= t and is_score(score)
-                )
+                current = [k for k, end in enumerate(step_ends[i]) if end >= t]
+                if current:
+                    result[i, t] = numpy_credit(normalized, current[0], credit)
     return result
+
+
+def numpy_credit(normalized, k, credit):
+    """The advantage of step k."""
+    to_go = [(j, score) for j, score in enumerate(normalized) if j >= k and score is not None]
+    if not to_go:
+        return 0.0
+    values = [score for _, score in to_go]
+    scored = [score for score in normalized if score is not None]
+    match credit:
+        case "sum_to_go":
+            return sum(values)
+        case "mean_to_go":
+            return sum(values) / len(values)
+        case "step":
+            return normalized[k] or 0.0
+        case "min":
+            return min(values)
+        case "softmin":
+            largest = max(-score / 0.1 for score in scored)
+            total = sum(math.exp(-score / 0.1 - largest) for score in scored)
+            return sum(math.exp(-score / 0.1 - largest) / total * score for score in values)
+        case "delta":
+            return sum(first - second for first, second in pairwise(values)) + (values[-1] if len(values) > 1 else 0.0)
+        case "clip":
+            return sum(min(score, 0.0) for score in values)
+
+
+def numpy_kl(logps, ref_logps, estimator):
+    d = np.asarray(logps, np.float64) - np.asarray(ref_logps, np.float64)
+    return {"k1": d, "k2": d**2 / 2, "k3": np.expm1(-d) + d, "abs": np.abs(d)}[estimator]
+
+
+def numpy_policy_loss(ratio, advantage, epsilon_low, epsilon_high, delta):
+    clipped = min(max(ratio, 1 - epsilon_low), 1 + epsilon_high)
+    return -min((ratio if delta is None else min(ratio, delta)) * advantage, clipped * advantage)
+
+
+def numpy_aggregate(per_token, mask, loss_type, max_completion_length):
+    rows = [[value for value, own in zip(*row, strict=True) if own] for row in zip(per_token, mask, strict=True)]
+    tokens = sum(map(len, rows))
+    total = sum(map(sum, rows))
+    match loss_type:
+        case "grpo" | "sapo":
+            return sum(sum(row) / max(len(row), 1) for row in rows) / len(rows)
+        case "dapo" | "cispo" | "vespo" | "bnpo":
+            return total / max(tokens, 1)
+        case "dr_grpo":
+            return total / (len(rows) * max_completion_length)
+        case "luspo":
+            return total / len(rows)
 
 
 def is_score(score):

@@ -70,6 +70,33 @@ def process_options(**options):
     }
 
 
+def generation_batch(trainer):
+    """A batch as the trainer generates and scores it for an optimizer step, before it is shuffled."""
+    trainer.model.train()
+    rows = next(iter(trainer.get_train_dataloader()))
+    return trainer._generate_and_score_completions(rows)
+
+
+def completion_logits(model, batch):
+    """Logits of the completion tokens from a plain forward pass, (B, T, V)."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    logits = model(input_ids=ids, attention_mask=attention_mask).logits
+    return logits[:, -batch["completion_ids"].shape[1] - 1 : -1]
+
+
+def completion_logps(model, batch):
+    """Log probabilities of the completion tokens from a plain forward pass, (B, T)."""
+    all_logps = completion_logits(model, batch).log_softmax(-1)
+    return all_logps.gather(-1, batch["completion_ids"][..., None]).squeeze(-1)
+
+
+def weight_gradient(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
 def log_without_timings(trainer):
     return [
         {name: value for name, value in entry.items() if not any(timing in name for timing in TIMINGS)}

@@ -9,6 +9,7 @@ from ..objective.reference import numpy_process_advantages
 from ..tiny import prompt_dataset, save_tiny_model
 from .helpers import (
     cut_every_four,
+    generation_batch,
     length_reward,
     make_trainer,
     process_options,
@@ -19,13 +20,6 @@ from .helpers import (
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def generation_batch(trainer):
-    """A batch as the trainer generates and scores it for an optimizer step, before it is shuffled."""
-    trainer.model.train()
-    rows = next(iter(trainer.get_train_dataloader()))
-    return trainer._generate_and_score_completions(rows)
 
 
 class TestProcessSupervision:

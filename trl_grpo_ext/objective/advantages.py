@@ -2,8 +2,9 @@
 Group relative advantages: outcome supervision (arXiv:2402.03300, 4.1.2) and process supervision (4.1.3).
 
 The paper says neither which standard deviation it divides by nor what it adds to it: `std_correction=1` and
-`eps=1e-4` are TRL's choices. It says nothing of groups that cannot be compared either: a group in which fewer than two
-completions have a reward, or whose rewards are all the same, has advantages of exactly 0.
+`eps=1e-4` are TRL's choices. It says nothing of groups that cannot be compared either: under a baseline taken from the
+group, one in which fewer than two completions have a reward, or whose rewards are all the same, has advantages of
+exactly 0.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,20 @@ from itertools import pairwise
 
 import torch
 
-from .groups import GroupStatistics, group_statistics, masked_std, to_groups
+from .groups import GroupStatistics, all_within, group_statistics, masked_mean, masked_std, to_groups
+from .step_credit import credit_steps, spread_over_tokens
 
 
 SCALES = ("group", "batch", "none")
+BASELINES = ("mean", "leave_one_out", "batch", "none")
+GROUP_BASELINES = ("mean", "leave_one_out")
 
 
 def outcome_advantages(
     rewards: torch.Tensor,
     num_generations: int,
     *,
+    baseline: str = "mean",
     scale: str = "group",
     std_correction: int = 1,
     eps: float = 1e-4,
@@ -34,27 +39,35 @@ def outcome_advantages(
             One reward a completion, NaN where there is none; the G completions of a prompt are adjacent.
         num_generations (`int`):
             Number of completions a prompt, G.
+        baseline (`str`, *optional*, defaults to `"mean"`):
+            What to subtract: the `"mean"` of the group, of its other members (`"leave_one_out"`, RLOO,
+            arXiv:2402.14740), of the whole `"batch"` (REINFORCE++, arXiv:2501.03262), or `"none"`.
         scale (`str`, *optional*, defaults to `"group"`):
-            What to divide by: the standard deviation of the `"group"`, of the whole `"batch"` (Lite PPO,
-            arXiv:2508.08221), or `"none"` (Dr. GRPO, arXiv:2503.20783).
+            What to divide by: the standard deviation of the raw rewards of the `"group"`, of the whole `"batch"` (Lite
+            PPO, arXiv:2508.08221), or `"none"` (Dr. GRPO, arXiv:2503.20783). Rewards that are all the same have no
+            spread to divide by, and are not divided.
         std_correction (`int`, *optional*, defaults to `1`):
             `1` for the sample's standard deviation, `0` for the population's.
         eps (`float`, *optional*, defaults to `1e-4`):
             Added to the standard deviation.
         tolerance (`float`, *optional*, defaults to `1e-6`):
-            A group whose rewards differ by no more than this has advantages of exactly 0.
+            Rewards that differ by no more than this count as the same.
 
     Returns:
         `torch.Tensor` of shape (B,) in float32. A completion without reward has advantage 0.
+
+    Raises:
+        `ValueError`: if `baseline` or `scale` is unknown, or B is no multiple of `num_generations`.
     """
     return normalized_rewards(
         rewards,
         num_generations,
+        baseline=baseline,
         scale=scale,
         std_correction=std_correction,
         eps=eps,
         tolerance=tolerance,
-    )
+    ).nan_to_num(nan=0.0)
 
 
 def process_advantages(
@@ -63,6 +76,8 @@ def process_advantages(
     num_generations: int,
     length: int,
     *,
+    credit: str = "sum_to_go",
+    baseline: str = "mean",
     scale: str = "group",
     std_correction: int = 1,
     eps: float = 1e-4,
@@ -84,34 +99,39 @@ def process_advantages(
             Number of completions a prompt, G.
         length (`int`):
             Number of completion tokens in the result, T.
-        scale, std_correction, eps, tolerance:
-            As for [`outcome_advantages`].
+        credit (`str`, *optional*, defaults to `"sum_to_go"`):
+            How normalized step rewards become the advantages of steps, see [`credit_steps`].
+        baseline, scale, std_correction, eps, tolerance:
+            As for [`outcome_advantages`], with means and standard deviations over step rewards. `"leave_one_out"`
+            subtracts the mean over the steps of the other completions.
 
     Returns:
         `torch.Tensor` of shape (B, T) in float32. Tokens after the last step end have advantage 0, and so has a
         completion without any step reward.
 
     Raises:
-        `ValueError`: if a completion's rewards and ends differ in number, or its ends do not ascend from 0 to less
-            than `length`.
+        `ValueError`: if `credit`, `baseline` or `scale` is unknown, a completion's rewards and ends differ in number,
+            or its ends do not ascend from 0 to less than `length`.
     """
     for index, (rewards, ends) in enumerate(zip(step_rewards, step_ends, strict=True)):
         check_step_ends(index, rewards, ends, length)
     normalized = normalized_rewards(
         pad_step_rewards(step_rewards),
         num_generations,
+        baseline=baseline,
         scale=scale,
         std_correction=std_correction,
         eps=eps,
         tolerance=tolerance,
     )
-    return spread_over_tokens(sum_to_go(normalized), pad_step_ends(step_ends, length), length)
+    return spread_over_tokens(credit_steps(normalized, credit), pad_step_ends(step_ends, length), length)
 
 
 def normalized_rewards(
     rewards: torch.Tensor,
     num_generations: int,
     *,
+    baseline: str = "mean",
     scale: str = "group",
     std_correction: int = 1,
     eps: float = 1e-4,
@@ -123,40 +143,55 @@ def normalized_rewards(
     Args:
         rewards (`torch.Tensor` of shape (B,) or (B, K)):
             One reward, or K step rewards, a completion; NaN where there is none.
-        num_generations, scale, std_correction, eps, tolerance:
+        num_generations, baseline, scale, std_correction, eps, tolerance:
             As for [`outcome_advantages`].
 
     Returns:
-        `torch.Tensor` of the shape of `rewards` in float32, 0 where there is no reward and in all-same groups.
+        `torch.Tensor` of the shape of `rewards` in float32, NaN where there is no reward and 0 for the others of an
+        all-same group.
     """
     groups = to_groups(rewards, num_generations)
     statistics = group_statistics(groups, std_correction=std_correction, tolerance=tolerance)
-    scores = groups.flatten(1)
-    centered = scores - statistics.mean
-    divisor = scale_divisor(scores, statistics, scale, std_correction, eps)
-    silent = statistics.all_same | scores.isnan()
-    return (centered / divisor).where(~silent, 0).reshape(rewards.shape)
+    batch_is_all_same = all_within(groups.flatten(), tolerance)
+    centered = (groups - baseline_rewards(groups, statistics, baseline)).flatten(1)
+    if baseline in GROUP_BASELINES:
+        centered = centered.masked_fill(statistics.all_same & ~centered.isnan(), 0)
+    elif baseline == "batch":
+        centered = centered.masked_fill(batch_is_all_same & ~centered.isnan(), 0)
+    match scale:
+        case "group":
+            centered = centered / (statistics.std + eps).masked_fill(statistics.all_same, 1)
+        case "batch":
+            scores = groups.flatten()
+            std = masked_std(scores, ~scores.isnan(), std_correction)
+            centered = centered / (std + eps).masked_fill(batch_is_all_same, 1)
+        case "none":
+            pass
+        case _:
+            raise ValueError(f"`scale` is {scale!r}, but must be one of {', '.join(map(repr, SCALES))}.")
+    return centered.reshape(rewards.shape)
+
+
+def baseline_rewards(groups: torch.Tensor, statistics: GroupStatistics, baseline: str) -> torch.Tensor:
+    """What to subtract from scores of shape (P, G, K), broadcastable to them."""
+    match baseline:
+        case "mean":
+            return statistics.mean[..., None]
+        case "leave_one_out":
+            totals = groups.nansum(-1, keepdim=True)
+            counts = (~groups.isnan()).sum(-1, keepdim=True)
+            return (totals.sum(1, keepdim=True) - totals) / (counts.sum(1, keepdim=True) - counts).clamp(min=1)
+        case "batch":
+            return masked_mean(groups.flatten(), ~groups.flatten().isnan())
+        case "none":
+            return torch.zeros_like(statistics.mean[..., None])
+    raise ValueError(f"`baseline` is {baseline!r}, but must be one of {', '.join(map(repr, BASELINES))}.")
 
 
 def weighted_sum(rewards_per_func: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over reward functions, (..., F) to (...), of the rewards there are; NaN where there is none."""
     rewards = (rewards_per_func * weights.to(rewards_per_func.device)).nansum(-1)
     return rewards.masked_fill(rewards_per_func.isnan().all(-1), torch.nan)
-
-
-def scale_divisor(
-    scores: torch.Tensor, statistics: GroupStatistics, scale: str, std_correction: int, eps: float
-) -> torch.Tensor:
-    """What centered scores of shape (P, N) are divided by, broadcastable to them."""
-    match scale:
-        case "group":
-            return statistics.std + eps
-        case "batch":
-            flat = scores.flatten()
-            return masked_std(flat, ~flat.isnan(), std_correction) + eps
-        case "none":
-            return torch.ones_like(statistics.std)
-    raise ValueError(f"`scale` is {scale!r}, but must be one of {', '.join(map(repr, SCALES))}.")
 
 
 def check_step_ends(index: int, rewards: Sequence[float | None], ends: Sequence[int], length: int) -> None:
@@ -170,33 +205,6 @@ def check_step_ends(index: int, rewards: Sequence[float | None], ends: Sequence[
             f"`step_ends` is {list(ends)} for completion {index}, but must ascend from 0 to less than `length`, "
             f"{length}."
         )
-
-
-def sum_to_go(step_values: torch.Tensor) -> torch.Tensor:
-    """Sum of each step's value and all later ones, (B, K) to (B, K)."""
-    return step_values.flip(-1).cumsum(-1).flip(-1)
-
-
-def spread_over_tokens(step_values: torch.Tensor, step_ends: torch.Tensor, length: int) -> torch.Tensor:
-    """
-    Give every token up to and including a step's last token that step's value.
-
-    Args:
-        step_values (`torch.Tensor` of shape (B, K)):
-            One value a step.
-        step_ends (`torch.Tensor` of shape (B, K)):
-            Index of each step's last token, ascending in a row, padded with `length`.
-        length (`int`):
-            Number of tokens, T.
-
-    Returns:
-        `torch.Tensor` of shape (B, T), 0 after the last step end.
-    """
-    tokens = torch.arange(length, device=step_ends.device).expand(step_ends.shape[0], -1).contiguous()
-    step_of_token = torch.searchsorted(step_ends, tokens)  # the first step that ends at the token or after it
-    is_step = step_ends < length
-    values = torch.nn.functional.pad(step_values.where(is_step, 0), (0, 1))
-    return values.gather(1, step_of_token)
 
 
 def pad_step_rewards(step_rewards: Sequence[Sequence[float | None]]) -> torch.Tensor:

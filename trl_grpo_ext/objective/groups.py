@@ -64,6 +64,18 @@ def masked_std(values: torch.Tensor, mask: torch.Tensor, correction: int) -> tor
     return (squares / (mask.sum(-1, keepdim=True) - correction).clamp(min=1)).sqrt()
 
 
+def all_within(scores: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """
+    Whether the scores along the last dimension, NaN where there is none, differ by no more than the tolerance.
+
+    A float32 standard deviation of equal scores is hardly ever 0 (6e-8 for 64 times 0.7), so it cannot tell.
+    """
+    scored = ~scores.isnan()
+    largest = scores.where(scored, -torch.inf).amax(-1, keepdim=True)
+    smallest = scores.where(scored, torch.inf).amin(-1, keepdim=True)
+    return largest - smallest <= tolerance
+
+
 def group_statistics(groups: torch.Tensor, *, std_correction: int = 1, tolerance: float = 1e-6) -> GroupStatistics:
     """
     Statistics over all scores of each group, flat (arXiv:2402.03300, 4.1.2 and 4.1.3).
@@ -74,8 +86,7 @@ def group_statistics(groups: torch.Tensor, *, std_correction: int = 1, tolerance
         std_correction (`int`, *optional*, defaults to `1`):
             `0` for the population's standard deviation, `1` for the sample's.
         tolerance (`float`, *optional*, defaults to `1e-6`):
-            Largest difference between scores that count as equal. A float32 standard deviation of equal scores is
-            hardly ever 0 (6e-8 for 64 times 0.7), so it cannot tell.
+            Largest difference between scores that count as equal.
 
     Returns:
         [`GroupStatistics`].
@@ -83,11 +94,8 @@ def group_statistics(groups: torch.Tensor, *, std_correction: int = 1, tolerance
     scored_members = (~groups.isnan()).any(-1).sum(-1, keepdim=True)
     scores = groups.flatten(1)
     scored = ~scores.isnan()
-    spread = scores.where(scored, -torch.inf).amax(-1, keepdim=True) - scores.where(scored, torch.inf).amin(
-        -1, keepdim=True
-    )
     return GroupStatistics(
         mean=masked_mean(scores, scored),
         std=masked_std(scores, scored, std_correction),
-        all_same=(scored_members < 2) | (spread <= tolerance),
+        all_same=(scored_members < 2) | all_within(scores, tolerance),
     )

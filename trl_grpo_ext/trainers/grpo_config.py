@@ -3,6 +3,10 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from ..objective.advantages import BASELINES
+from ..objective.kl import CREDITS as KL_CREDITS
+from ..objective.kl import ESTIMATORS, GRADIENTS, PLACEMENTS, check_kl
+from ..objective.step_credit import CREDITS as STEP_CREDITS
 from ..steps import SeparatorSplitter
 
 
@@ -15,16 +19,34 @@ class GRPOExtConfig(GRPOConfig):
     `beta`, `epsilon` and `num_iterations` apply to process supervision as well. With the parameters below at their
     defaults, training is `trl.GRPOTrainer`'s, bit for bit.
 
+    `importance_sampling_level` has one more value, `"sequence_token"` (GSPO-token, arXiv:2507.18071): the ratio of the
+    completion, with the gradient of each token. It is the sequence-level ratio for token advantages.
+
     Args:
         supervision (`str`, *optional*, defaults to `"outcome"`):
             What a token is rewarded for: `"outcome"` gives every token the advantage of its completion
             (arXiv:2402.03300, 4.1.2), `"process"` the sum of the normalized rewards of its own reasoning step and of
             the steps after it (4.1.3). Process supervision needs `step_reward_funcs` in the trainer; `reward_funcs`
-            are then logged but do not train.
+            are then logged but do not train, unless `outcome_weight` says so.
         step_separator (`str`, *optional*, defaults to `"\n"`):
             What ends a reasoning step. A text without content of its own between two separators is no step.
         step_separator_is_regex (`bool`, *optional*, defaults to `False`):
             Whether `step_separator` is a regular expression.
+        step_credit (`str`, *optional*, defaults to `"sum_to_go"`):
+            How step rewards become advantages: `"sum_to_go"` (the paper), `"mean_to_go"`, `"step"`, `"min"`,
+            `"softmin"` (PURE, arXiv:2504.15275), `"delta"` or `"clip"` (Gao et al., arXiv:2410.15115), see
+            [`~trl_grpo_ext.objective.step_credit.credit_steps`]. The paper's sum pays for additional steps.
+        outcome_weight (`float`, *optional*, defaults to `0.0`):
+            Weight of the outcome advantage, from `reward_funcs`, that is added to the process advantage. Each is
+            normalized on its own first, as in GDPO (arXiv:2601.05242).
+        process_filter_keep (`float`, *optional*):
+            Share of each group that trains, chosen by its step rewards: right completions of high and others of low
+            mean step reward, in balance (PROF, arXiv:2509.03403). Step rewards then filter, and outcome rewards train.
+            The advantages of the others are 0, and the statistics of the group are without them.
+        advantage_baseline (`str`, *optional*, defaults to `"mean"`):
+            What is subtracted from rewards: the `"mean"` of the group, of its other members (`"leave_one_out"`, RLOO,
+            arXiv:2402.14740), of the `"batch"` (REINFORCE++, arXiv:2501.03262), or `"none"`. Scaling always divides by
+            the standard deviation of the raw rewards.
         std_correction (`int`, *optional*, defaults to `1`):
             `1` divides advantages by the sample's standard deviation, as TRL does, `0` by the population's. The paper
             does not say which.
@@ -32,9 +54,35 @@ class GRPOExtConfig(GRPOConfig):
             Added to the standard deviation before dividing by it. Must be positive.
         zero_advantage_tolerance (`float`, *optional*, defaults to `1e-6`):
             A group whose rewards differ by no more than this counts as all-same: its advantages are exactly 0.
+        live_group_denominator (`bool`, *optional*, defaults to `False`):
+            Whether the policy term is averaged over completions (or tokens) of live groups only, leaving those of
+            all-same groups out of the denominator. Changes the objective: the fewer groups are live, the larger the
+            step. The KL in the loss is still averaged over all.
+        kl_estimator (`str`, *optional*, defaults to `"k3"`):
+            Estimator of the divergence from the reference: `"k1"`, `"k2"`, `"k3"` (the paper's Eq. 4) or `"exact"`
+            (full vocabulary). `"abs"` is refused: it is for monitoring, and logged as `kl/abs`.
+        kl_placement (`str`, *optional*, defaults to `"loss"`):
+            Where the divergence goes: the `"loss"` (the paper), the `"reward"` (it is subtracted from the token
+            advantages, as in PPO), or `"both"`. What each combination descends is in
+            [`~trl_grpo_ext.objective.kl.EXPECTED_GRADIENT`]; what descends no divergence is refused.
+        kl_gradient (`str`, *optional*):
+            Gradient of the divergence in the loss: `"naive"` (of the estimator: the paper), `"straight_through"` (of
+            k2), `"importance_weighted"` (of ratio times estimator, DeepSeek-V3.2). By default as TRL's
+            `use_bias_correction_kl` says where there is a choice (k3 in the loss), the only possible one elsewhere.
+        kl_credit (`str`, *optional*, defaults to `"suffix"`):
+            What a token answers for where the divergence is part of the reward: that of itself and all later tokens
+            (`"suffix"`), or of the whole `"sequence"`.
+        kl_target (`float`, *optional*):
+            Divergence a token, in nats, that `beta` is adapted to (Ziegler et al., arXiv:1909.08593): it is compared
+            with the logged `kl` after every optimizer step, and survives a resume. `beta` is the first coefficient.
+        kl_horizon (`float`, *optional*):
+            Number of completions over which `beta` changes by up to 20 %. Needed with `kl_target`.
+        log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
+            Whether to log mean and standard deviation of the coefficient that multiplies a token's gradient (the
+            paper's Eq. 5), as `gradient_coefficient/mean` and `gradient_coefficient/std`.
 
     Raises:
-        `ValueError`: if a value is out of range, or a combination cannot work.
+        `ValueError`: if a value is out of range, a combination cannot work, or an option would do nothing.
     """
 
     supervision: str = field(
@@ -48,6 +96,30 @@ class GRPOExtConfig(GRPOConfig):
     step_separator: str = field(default="\n", metadata={"help": "What ends a reasoning step."})
     step_separator_is_regex: bool = field(
         default=False, metadata={"help": "Whether `step_separator` is a regular expression."}
+    )
+    step_credit: str = field(
+        default="sum_to_go",
+        metadata={
+            "help": "How the rewards of steps become their advantages; 'sum_to_go' is the paper's.",
+            "choices": list(STEP_CREDITS),
+        },
+    )
+    outcome_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the outcome advantage that is added to the process advantage."}
+    )
+    process_filter_keep: float | None = field(
+        default=None,
+        metadata={
+            "help": "Share of each group that trains, chosen by its step rewards as in PROF (arXiv:2509.03403)."
+        },
+    )
+    advantage_baseline: str = field(
+        default="mean",
+        metadata={
+            "help": "What is subtracted from rewards: the mean of the group, of its other members, of the batch, or "
+            "nothing.",
+            "choices": list(BASELINES),
+        },
     )
     std_correction: int = field(
         default=1,
@@ -63,50 +135,186 @@ class GRPOExtConfig(GRPOConfig):
         default=1e-6,
         metadata={"help": "A group whose rewards differ by no more than this has advantages of exactly 0."},
     )
+    live_group_denominator: bool = field(
+        default=False,
+        metadata={"help": "Whether the policy term is averaged over live groups only, without the all-same ones."},
+    )
+    kl_estimator: str = field(
+        default="k3",
+        metadata={
+            "help": "Estimator of the divergence from the reference; 'k3' is the paper's.",
+            "choices": list(ESTIMATORS),
+        },
+    )
+    kl_placement: str = field(
+        default="loss",
+        metadata={
+            "help": "Where the divergence goes; 'loss' is the paper's choice, 'reward' PPO's.",
+            "choices": list(PLACEMENTS),
+        },
+    )
+    kl_gradient: str | None = field(
+        default=None,
+        metadata={
+            "help": "Gradient of the divergence in the loss; 'naive' is the paper's. By default as TRL's "
+            "`use_bias_correction_kl` says.",
+            "choices": list(GRADIENTS),
+        },
+    )
+    kl_credit: str = field(
+        default="suffix",
+        metadata={
+            "help": "What a token answers for where the divergence is part of the reward.",
+            "choices": list(KL_CREDITS),
+        },
+    )
+    kl_target: float | None = field(
+        default=None, metadata={"help": "Divergence a token, in nats, that `beta` is adapted to."}
+    )
+    kl_horizon: float | None = field(
+        default=None, metadata={"help": "Number of completions over which `beta` changes by up to 20 %."}
+    )
+    log_gradient_coefficient: bool = field(
+        default=False,
+        metadata={"help": "Whether to log mean and std of the gradient coefficient, the paper's Eq. 5."},
+    )
 
     def __post_init__(self):
         super().__post_init__()
-        if self.supervision not in ("outcome", "process"):
-            raise ValueError(f"`supervision` is {self.supervision!r}, but must be 'outcome' or 'process'.")
+        self._check_values()
+        SeparatorSplitter(self.step_separator, self.step_separator_is_regex)  # raises if it cannot split
+        self._check_supervision()
+        if self.has_token_advantages:
+            self._check_token_advantages()
+        self._check_kl()
+        if self.importance_sampling_level == "sequence_token" and self.loss_type in ("luspo", "vespo"):
+            raise ValueError(
+                f"`importance_sampling_level` is 'sequence_token', but `loss_type` {self.loss_type!r} has a sequence "
+                "ratio of its own; use another loss type."
+            )
+        if self.live_group_denominator and self.loss_type == "bnpo":
+            raise ValueError(
+                "`live_group_denominator` is True, but `loss_type` 'bnpo' divides by the tokens of each micro-batch, "
+                "whichever groups they are of; use 'dapo'."
+            )
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether completions are cut into steps and these are scored."""
+        return self.supervision == "process" or self.process_filter_keep is not None
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """Whether tokens of one completion may have different advantages."""
+        return self.supervision == "process" or self.kl_placement != "loss"
+
+    @property
+    def changes_outcome_advantages(self) -> bool:
+        """Whether outcome advantages are computed otherwise than TRL computes them."""
+        options = (self.std_correction, self.std_eps, self.zero_advantage_tolerance, self.advantage_baseline)
+        return options != (1, 1e-4, 1e-6, "mean") or self.process_filter_keep is not None
+
+    @property
+    def changes_kl(self) -> bool:
+        """Whether the divergence is computed otherwise than TRL computes it."""
+        return (self.kl_estimator, self.kl_placement, self.kl_gradient, self.kl_target) != ("k3", "loss", None, None)
+
+    @property
+    def resolved_kl_gradient(self) -> str:
+        """`kl_gradient`, or what it is by default."""
+        if self.kl_gradient is not None:
+            return self.kl_gradient
+        has_choice = self.kl_placement == "loss" and self.kl_estimator in ("k1", "k3")
+        return "importance_weighted" if has_choice and self.use_bias_correction_kl else "naive"
+
+    def _check_values(self):
+        for name, choices in (
+            ("supervision", ("outcome", "process")),
+            ("step_credit", STEP_CREDITS),
+            ("advantage_baseline", BASELINES),
+            ("importance_sampling_level", ("token", "sequence", "sequence_token")),
+            ("kl_credit", KL_CREDITS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, but must be one of {', '.join(map(repr, choices))}."
+                )
         if self.std_correction not in (0, 1) or isinstance(self.std_correction, bool):
             raise ValueError(
                 f"`std_correction` is {self.std_correction!r}, but must be 0 (population) or 1 (sample, as TRL)."
             )
         if not 0 < self.std_eps < math.inf:
             raise ValueError(f"`std_eps` is {self.std_eps!r}, but must be positive and finite; TRL's value is 1e-4.")
-        if not 0 <= self.zero_advantage_tolerance < math.inf:
+        for name in ("zero_advantage_tolerance", "outcome_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be 0 or more, and finite.")
+        if self.process_filter_keep is not None and not 0 < self.process_filter_keep < 1:
             raise ValueError(
-                f"`zero_advantage_tolerance` is {self.zero_advantage_tolerance!r}, but must be 0 or more, and finite."
-            )
-        SeparatorSplitter(self.step_separator, self.step_separator_is_regex)  # raises if it cannot split
-        if self.supervision == "process":
-            self._check_process_supervision()
-        elif self.changes_outcome_advantages and self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes by "
-                "TRL's constants; leave `std_correction`, `std_eps` and `zero_advantage_tolerance` at their defaults, "
-                "or use 'sum_then_normalize'."
+                f"`process_filter_keep` is {self.process_filter_keep!r}, but must be between 0 and 1; leave it out to "
+                "train on all completions."
             )
 
-    @property
-    def changes_outcome_advantages(self) -> bool:
-        """Whether outcome advantages are computed otherwise than TRL computes them."""
-        return (self.std_correction, self.std_eps, self.zero_advantage_tolerance) != (1, 1e-4, 1e-6)
-
-    def _check_process_supervision(self):
-        if self.importance_sampling_level != "token":
+    def _check_supervision(self):
+        if self.supervision == "process" and self.process_filter_keep is not None:
             raise ValueError(
-                f"`importance_sampling_level` is {self.importance_sampling_level!r}, but with supervision='process' "
-                "every token has its own advantage and needs its own ratio; use 'token'."
+                f"`process_filter_keep` is {self.process_filter_keep}, by which step rewards only filter, but "
+                "supervision='process' trains on them; use one or the other."
+            )
+        if self.supervision == "outcome":
+            needs_process = {"step_credit": "sum_to_go", "outcome_weight": 0.0}
+            needs_steps = {} if self.scores_steps else {"step_separator": "\n", "step_separator_is_regex": False}
+            for name, default in {**needs_process, **needs_steps}.items():
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"`{name}` is {getattr(self, name)!r}, which does nothing with supervision='outcome'; set "
+                        "supervision='process', or leave it out."
+                    )
+        if self.multi_objective_aggregation != "sum_then_normalize" and (
+            self.supervision == "process" or self.changes_outcome_advantages
+        ):
+            raise ValueError(
+                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes outcome "
+                "rewards by TRL's constants; use 'sum_then_normalize' with supervision='process', and wherever "
+                "`advantage_baseline`, `std_correction`, `std_eps`, `zero_advantage_tolerance` or "
+                "`process_filter_keep` is changed."
+            )
+
+    def _check_token_advantages(self):
+        cause = "supervision='process'" if self.supervision == "process" else f"kl_placement={self.kl_placement!r}"
+        if self.importance_sampling_level == "sequence":
+            raise ValueError(
+                f"`importance_sampling_level` is 'sequence', but with {cause} every token has its own advantage, "
+                "which the gradient of a sequence's ratio would mix; use 'token', or 'sequence_token' (GSPO-token)."
             )
         if self.loss_type in ("luspo", "vespo"):
             raise ValueError(
-                f"`loss_type` is {self.loss_type!r}, which weights whole sequences by one advantage, but with "
-                "supervision='process' every token has its own; use 'grpo', 'dapo', 'dr_grpo', 'bnpo', 'cispo' or "
-                "'sapo'."
+                f"`loss_type` is {self.loss_type!r}, which weights whole sequences by one advantage, but with {cause} "
+                "every token has its own; use 'grpo', 'dapo', 'dr_grpo', 'bnpo', 'cispo' or 'sapo'."
             )
-        if self.multi_objective_aggregation != "sum_then_normalize":
+
+    def _check_kl(self):
+        check_kl(self.kl_estimator, self.kl_placement, self.resolved_kl_gradient)
+        if self.kl_credit != "suffix" and self.kl_placement == "loss":
             raise ValueError(
-                f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, but with "
-                "supervision='process' step rewards are weighted, summed, then normalized; use 'sum_then_normalize'."
+                f"`kl_credit` is {self.kl_credit!r}, which does nothing with kl_placement='loss'; use "
+                "kl_placement='reward', or leave it out."
+            )
+        if (self.kl_target is None) != (self.kl_horizon is None):
+            raise ValueError(
+                f"`kl_target` is {self.kl_target} and `kl_horizon` is {self.kl_horizon}, but one needs the other; "
+                "give both to adapt `beta`, or neither."
+            )
+        if self.kl_target is not None and self.kl_horizon is not None:
+            if not 0 < self.kl_target < math.inf:
+                raise ValueError(f"`kl_target` is {self.kl_target!r}, but must be positive and finite.")
+            completions = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+            if not completions <= self.kl_horizon < math.inf:
+                raise ValueError(
+                    f"`kl_horizon` is {self.kl_horizon!r}, but must be at least the {completions} completions of an "
+                    "optimizer step, and finite."
+                )
+        if self.changes_kl and self.beta == 0:
+            raise ValueError(
+                "`beta` is 0, so that there is no divergence for `kl_estimator`, `kl_placement`, `kl_gradient` or "
+                "`kl_target` to act on; set `beta` (the paper's is 0.04), or leave them out."
             )

@@ -7,23 +7,21 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import get_config_model_id, nanstd
 
 from ..model_card import describe_training
-from ..objective.advantages import (
-    normalized_rewards,
-    outcome_advantages,
-    pad_step_ends,
-    spread_over_tokens,
-    sum_to_go,
-)
+from ..objective.advantages import normalized_rewards, outcome_advantages, pad_step_ends
+from ..objective.filtering import consistent_completions
 from ..objective.groups import group_statistics, to_groups
+from ..objective.loss import live_group_scale
+from ..objective.step_credit import credit_steps, spread_over_tokens
 from ..steps import SeparatorSplitter, Steps, TextSplitter
 from .grpo_config import GRPOExtConfig
-from .seams import GRPOSeams
+from .loss_options import LossOptions, own_tokens
 from .step_scoring import StepRewardFunc, StepScorer
 
 
-class GRPOExtTrainer(GRPOSeams):
+class GRPOExtTrainer(LossOptions):
     r"""
-    [`~trl.GRPOTrainer`] with the process supervision of DeepSeekMath (arXiv:2402.03300, 4.1.3).
+    [`~trl.GRPOTrainer`] with the process supervision of DeepSeekMath (arXiv:2402.03300, 4.1.3) and every variant of
+    its objective that [`GRPOExtConfig`] names.
 
     A drop-in replacement: with [`GRPOExtConfig`]'s own parameters at their defaults, losses, gradients and metrics are
     those of [`~trl.GRPOTrainer`] for the same seed. (A second call of `train` samples anew, where TRL would go on with
@@ -52,8 +50,8 @@ class GRPOExtTrainer(GRPOSeams):
 
     Args:
         model, reward_funcs, args, *trl_args, **trl_kwargs:
-            Those of [`~trl.GRPOTrainer`]. With process supervision `reward_funcs` are logged but do not train, and may
-            be left out; the mean step reward is then logged in their place.
+            Those of [`~trl.GRPOTrainer`]. With process supervision `reward_funcs` are logged but do not train (unless
+            `outcome_weight` is above 0), and may be left out; the mean step reward is then logged in their place.
         step_reward_funcs (`Callable` or `list[Callable]`, *optional*):
             Functions that score reasoning steps, called as
             `f(prompts, completions, steps, completion_ids, **columns)` with the completions of this process, where
@@ -66,8 +64,9 @@ class GRPOExtTrainer(GRPOSeams):
             Splits a completion's text into steps that, joined, give it back. Replaces `step_separator`.
 
     Raises:
-        `ValueError`: if process supervision lacks step reward functions, or they are given without it; if weights and
-            functions differ in number; if the tokenizer cannot write the separator; in the first batch, if the
+        `ValueError`: if process supervision or the process filter lacks step reward functions, or they are given
+            without either; if the filter or `outcome_weight` lacks `reward_funcs`; if weights and functions differ in
+            number; if the tokenizer cannot write the separator; in the first batch, if the
             separator occurs in no completion, or a function returns another number of scores than there are steps, or
             none at all.
         `TypeError`: if a step reward function is no callable, an asynchronous one, or returns no lists of numbers.
@@ -94,18 +93,20 @@ class GRPOExtTrainer(GRPOSeams):
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOExtConfig(f"{name.split('/')[-1]}-GRPO")
         self.supervision = getattr(args, "supervision", "outcome")  # a plain GRPOConfig is welcome, too
-        if self.supervision == "process":
+        if getattr(args, "scores_steps", False):
             funcs = step_reward_funcs if isinstance(step_reward_funcs, (list, tuple)) else [step_reward_funcs]
             splitter = step_splitter or SeparatorSplitter(args.step_separator, args.step_separator_is_regex)
             self.step_scorer = StepScorer([f for f in funcs if f is not None], step_reward_weights, splitter)
-            reward_funcs = reward_funcs or self.mean_step_reward
+            if not reward_funcs:
+                check_no_outcome_is_needed(args)
+                reward_funcs = self.mean_step_reward
         elif step_reward_funcs or step_reward_weights or step_splitter:
             raise ValueError(
                 f"`supervision` is {self.supervision!r}, which uses no `step_reward_funcs`, `step_reward_weights` or "
-                "`step_splitter`; set supervision='process', or leave them out."
+                "`step_splitter`; set supervision='process' or `process_filter_keep`, or leave them out."
             )
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
-        if self.supervision == "process" and step_splitter is None:
+        if self.step_scorer is not None and step_splitter is None:
             check_separator(args, self.text_tokenizer)
         self._separator_is_proven = step_splitter is not None
         self._scores_are_proven = False
@@ -126,14 +127,16 @@ class GRPOExtTrainer(GRPOSeams):
         self._log_step_rewards(dict(zip(self.step_scorer.names, rewards_per_func.unbind(-1), strict=True)))
 
     def batch_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
-        if self.step_scorer is not None:
-            return self._process_advantages(batch)
-        if isinstance(self.args, GRPOExtConfig) and self.args.changes_outcome_advantages:
-            advantages = outcome_advantages(
-                self.weighted_rewards(), self.generations_per_prompt, **self._normalization_options
-            )
-            return advantages[self.local_rows(len(batch["advantages"]))]
-        return super().batch_advantages(batch)
+        advantages = super().batch_advantages(batch)
+        if not isinstance(self.args, GRPOExtConfig):
+            return advantages
+        if self.supervision == "process":
+            advantages = self._process_advantages(batch)
+        elif self.args.changes_outcome_advantages:
+            advantages = self._outcome_advantages(len(advantages))
+        if self.args.live_group_denominator:
+            advantages = advantages * self._live_group_scale(advantages, own_tokens(batch))
+        return advantages
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         model_name = model_name or (self.args.hub_model_id or Path(self.args.output_dir).name).split("/")[-1]
@@ -157,14 +160,36 @@ class GRPOExtTrainer(GRPOSeams):
     def _process_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
         num_rows, length = batch["completion_mask"].shape
         normalized = normalized_rewards(self._step_rewards, self.generations_per_prompt, **self._normalization_options)
-        step_values = sum_to_go(normalized[self.local_rows(num_rows)])
+        step_values = credit_steps(normalized[self.local_rows(num_rows)], self.args.step_credit)
         step_ends = pad_step_ends([steps.ends for steps in self._steps], length, num_steps=step_values.shape[1])
         advantages = spread_over_tokens(step_values, step_ends.to(step_values.device), length)
-        return advantages * batch["completion_mask"] * batch.get("tool_mask", 1)
+        if self.args.outcome_weight > 0:
+            advantages = advantages + self.args.outcome_weight * self._outcome_advantages(num_rows).unsqueeze(-1)
+        return advantages * own_tokens(batch)
+
+    def _outcome_advantages(self, num_rows: int) -> torch.Tensor:
+        rewards = self.weighted_rewards()
+        if self.args.process_filter_keep is not None:
+            process_scores = self._step_rewards.nanmean(-1)
+            kept = consistent_completions(
+                rewards, process_scores, self.generations_per_prompt, self.args.process_filter_keep
+            )
+            self.log_metric("process_filter/kept_step_reward", process_scores[kept].nanmean().item())
+            rewards = rewards.masked_fill(~kept, torch.nan)
+        advantages = outcome_advantages(rewards, self.generations_per_prompt, **self._normalization_options)
+        return advantages[self.local_rows(num_rows)]
+
+    def _live_group_scale(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        moves = gather((advantages != 0).reshape(len(advantages), -1).any(-1))
+        group_moves = moves.view(-1, self.generations_per_prompt).any(-1)
+        is_live = group_moves.repeat_interleave(self.generations_per_prompt)
+        self.log_metric("frac_groups_live", group_moves.float().mean().item())
+        return live_group_scale(is_live, gather(mask.sum(-1)), self.loss_type)
 
     @property
     def _normalization_options(self) -> dict[str, Any]:
         return {
+            "baseline": self.args.advantage_baseline,
             "scale": self.scale_rewards,
             "std_correction": self.args.std_correction,
             "eps": self.args.std_eps,
@@ -213,6 +238,15 @@ class GRPOExtTrainer(GRPOSeams):
 def public_name(name_or_path: str | None) -> str | None:
     """A Hub id as it is, and of a local path only the last part."""
     return Path(name_or_path).name if name_or_path and Path(name_or_path).exists() else name_or_path
+
+
+def check_no_outcome_is_needed(args: GRPOExtConfig) -> None:
+    for name, value in (("outcome_weight", args.outcome_weight), ("process_filter_keep", args.process_filter_keep)):
+        if value:
+            raise ValueError(
+                f"`reward_funcs` is missing, but `{name}` is {value}, which needs outcome rewards; pass a reward "
+                "function, or leave it out."
+            )
 
 
 def check_separator(args: GRPOExtConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,16 +5,56 @@ Each seam runs TRL's own method through `super()` and hands what it needs to a p
 hooks and never sees TRL's internals; when TRL moves a seam, this file and its test say so.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from ..objective.advantages import weighted_sum
 
 
+@dataclass(frozen=True)
+class LMHead:
+    """
+    The projection from last hidden states to logits, as TRL's fused LM head has it.
+
+    Args:
+        weight (`torch.Tensor` of shape (V, H)), bias (`torch.Tensor` of shape (V,), *optional*):
+            Those of the model's output embeddings.
+        temperature (`float`):
+            Sampling temperature that logits are divided by.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    temperature: float
+
+    def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = torch.nn.functional.linear(hidden_states.to(self.weight.dtype), self.weight, self.bias)
+        return logits / self.temperature
+
+
 class GRPOSeams(GRPOTrainer):
-    """[`~trl.GRPOTrainer`] with hooks before rewards and after advantages, doing nothing by themselves."""
+    """[`~trl.GRPOTrainer`] with hooks around rewards, advantages and loss, doing nothing by themselves."""
+
+    beta: float
+    kl_coefficient: float  # beta, where TRL must take it for 0
+    extends_loss = False
+    replaces_kl = False
+    needs_hidden_states = False
+    _loss_inputs: dict[str, Any] | None = None
+    _policy_logps: torch.Tensor
+    last_hidden_states: torch.Tensor  # (B, T, H), before each completion token, of the last forward pass
+    last_head: LMHead
+    reference_head: LMHead
+
+    # Rewards and advantages
 
     def before_rewards(
         self, inputs: list[dict[str, Any]], prompts: list, completions: list, completion_ids: list[list[int]]
@@ -55,11 +95,118 @@ class GRPOSeams(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
+        if self.needs_hidden_states:
+            # The reference's forward pass is the last one that TRL makes here.
+            batch = {**batch, "ref_hidden_states": self.last_hidden_states}
+            self.reference_head = self.last_head
         advantages = self.batch_advantages(batch)
         if advantages is batch["advantages"]:
             return batch
         self._replace_logged_advantages(advantages)
         return {**batch, "advantages": advantages}
+
+    # Loss
+
+    def before_loss(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
+        """
+        Called in each loss computation, once the policy's log probabilities are there.
+
+        Args:
+            inputs (`dict`):
+                Inputs of TRL's loss, a copy that may be changed: TRL reads its `advantages` and `old_per_token_logps`
+                after this. Where `replaces_kl`, `beta` is 0 here and `kl_coefficient` what it was.
+            logps (`torch.Tensor` of shape (B, T)):
+                Log probabilities of the completions under the policy.
+        """
+
+    def after_loss(self, loss: torch.Tensor, inputs: dict[str, Any], logps: torch.Tensor) -> torch.Tensor:
+        """Called with TRL's loss, without its KL where `replaces_kl`; returns the loss to train on."""
+        return loss
+
+    def _compute_loss(self, model, inputs):
+        if not self.extends_loss:
+            return super()._compute_loss(model, inputs)
+        self._loss_inputs = dict(inputs)
+        try:
+            with self._without_kl() if self.replaces_kl else nullcontext():
+                loss = super()._compute_loss(model, self._loss_inputs)
+            return self.after_loss(loss, self._loss_inputs, self._policy_logps)
+        finally:
+            self._loss_inputs = None
+            for tensor in ("_policy_logps", "last_hidden_states"):  # they would keep the graph
+                self.__dict__.pop(tensor, None)
+
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        if not self.extends_loss:
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        with self._recorded_hidden_states(model) as states:
+            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        logps = result[0]
+        if states:
+            # The state before each completion token
+            self.last_hidden_states = torch.cat(states)[:, -logps.shape[1] - 1 : -1]
+        if self._loss_inputs is not None:
+            self._policy_logps = logps
+            self.before_loss(self._loss_inputs, logps)
+        return result
+
+    @contextmanager
+    def _without_kl(self) -> Iterator[None]:
+        self.kl_coefficient, self.beta = self.beta, 0.0
+        try:
+            yield
+        finally:
+            self.beta = self.kl_coefficient
+
+    @contextmanager
+    def _recorded_hidden_states(self, model) -> Iterator[list[torch.Tensor]]:
+        """Collect the last hidden states of each forward pass, where they are needed, and remember the LM head."""
+        states: list[torch.Tensor] = []
+        if not self.needs_hidden_states:
+            yield states
+            return
+        model = self.accelerator.unwrap_model(model)
+        base = model.get_base_model() if is_peft_model(model) else model
+        hook = base.base_model.register_forward_hook(lambda _, __, output: states.append(output.last_hidden_state))
+        try:
+            yield states
+        finally:
+            hook.remove()
+        head = base.get_output_embeddings()
+        self.last_head = LMHead(head.weight, getattr(head, "bias", None), self.temperature)
+
+    def loss_normalizer(self, inputs: dict[str, Any], mask: torch.Tensor) -> torch.Tensor | float:
+        """What TRL divides the sum over the completions (or tokens) of this micro-batch by."""
+        is_training = self.mode == "train"
+        accumulation = self.current_gradient_accumulation_steps if is_training else 1
+        if self.loss_type in ("dapo", "cispo", "vespo"):
+            # spans the generation batch, while a loss is for one accumulation window
+            tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
+            return tokens * accumulation / self.args.steps_per_generation if is_training else tokens
+        num_completions = len(mask)
+        local = {"bnpo": mask.sum().clamp(min=1), "dr_grpo": num_completions * self.max_completion_length}
+        return local.get(self.loss_type, num_completions) * accumulation
+
+    # State
+
+    def save_checkpoint_state(self, checkpoint: Path) -> None:
+        """Called on the main process with the folder of a checkpoint, before TRL writes its own."""
+
+    def load_checkpoint_state(self, checkpoint: Path) -> None:
+        """Called on a resume with the folder of the checkpoint, after TRL has loaded its own."""
+
+    def _save_checkpoint(self, model, trial):
+        if self.args.should_save:  # first, so that no complete checkpoint lacks it
+            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            self.save_checkpoint_state(folder)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.load_checkpoint_state(Path(checkpoint))
+
+    # What hooks may use
 
     @property
     def text_tokenizer(self):
