@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
@@ -197,6 +197,13 @@ class GRPOExtConfig(GRPOConfig):
                 "`live_group_denominator` is True, but `loss_type` 'bnpo' divides by the tokens of each micro-batch, "
                 "whichever groups they are of; use 'dapo'."
             )
+
+    @property
+    def differs_from_trl(self) -> bool:
+        """Whether any parameter that [`~trl.GRPOConfig`] does not have is changed."""
+        ours = {item.name: item.default for item in fields(self)}
+        theirs = {item.name for item in fields(GRPOConfig)}
+        return any(getattr(self, name) != default for name, default in ours.items() if name not in theirs)
 
     @property
     def scores_steps(self) -> bool:

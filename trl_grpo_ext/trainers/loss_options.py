@@ -43,6 +43,13 @@ class LossOptions(GRPOSeams):
             self.importance_sampling_level = "token"
             self._uses_gspo_token = True
         self.extends_loss = self.replaces_kl or self._uses_gspo_token or self.args.log_gradient_coefficient
+        # Where an optimizer step is made of several generation batches, TRL divides each by its own number of tokens,
+        # so that the tokens of a short one weigh more.
+        self.normalizes_by_optimizer_step = (
+            self.args.differs_from_trl
+            and self.loss_type in ("dapo", "cispo", "vespo")
+            and self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+        )
         self._kl_window = torch.zeros(2, device=self.accelerator.device)
 
     def before_loss(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:

@@ -48,6 +48,9 @@ class GRPOSeams(GRPOTrainer):
     extends_loss = False
     replaces_kl = False
     needs_hidden_states = False
+    normalizes_by_optimizer_step = False
+    _generation_batches: list = []
+    _generated: list[dict[str, Any]] = []
     _loss_inputs: dict[str, Any] | None = None
     _policy_logps: torch.Tensor
     last_hidden_states: torch.Tensor  # (B, T, H), before each completion token, of the last forward pass
@@ -93,7 +96,25 @@ class GRPOSeams(GRPOTrainer):
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards_per_func
 
+    def get_batch_samples(self, *args, **kwargs):
+        samples, num_items_in_batch = super().get_batch_samples(*args, **kwargs)
+        # TRL's loader repeats a generation batch for each micro-batch that is made of it
+        self._generation_batches = samples[:: self.args.steps_per_generation * self.num_iterations]
+        self._generated = []
+        return samples, num_items_in_batch
+
     def _generate_and_score_completions(self, inputs):
+        is_split = len(self._generation_batches) > 1 and self.mode == "train"
+        if not (self.normalizes_by_optimizer_step and is_split):
+            return self._generate_and_score(inputs)
+        if not self._generated:
+            # All that one optimizer step is made of, so that its number of tokens is known from the first loss on
+            self._generated = [self._generate_and_score(batch) for batch in self._generation_batches]
+            mean_tokens = torch.stack([batch["num_items_in_batch"] for batch in self._generated]).float().mean()
+            self._generated = [{**batch, "num_items_in_batch": mean_tokens} for batch in self._generated]
+        return self._generated.pop(0)
+
+    def _generate_and_score(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         if self.needs_hidden_states:
             # The reference's forward pass is the last one that TRL makes here.
