@@ -13,7 +13,7 @@ def config(tmp_path, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"supervision": "steps"}, "`supervision` is 'steps', but must be 'outcome' or 'process'"),
+        ({"supervision": "steps"}, "`supervision` is 'steps', but must be one of 'outcome', 'process'"),
         ({"std_correction": 2}, "`std_correction` is 2, but must be 0"),
         ({"std_eps": 0.0}, "`std_eps` is 0.0, but must be positive"),
         ({"std_correction": True}, "`std_correction` is True, but must be 0"),
@@ -31,17 +31,93 @@ def config(tmp_path, **options):
         ({"supervision": "process", "loss_type": "vespo"}, "`loss_type` is 'vespo', which weights whole sequences"),
         (
             {"supervision": "process", "multi_objective_aggregation": "normalize_then_sum"},
-            "`multi_objective_aggregation` is 'normalize_then_sum', but with supervision='process'",
+            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
         ),
         (
             {"std_correction": 0, "multi_objective_aggregation": "normalize_then_sum"},
-            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes by TRL's constants",
+            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
+        ),
+        (
+            {"advantage_baseline": "none", "multi_objective_aggregation": "normalize_then_sum"},
+            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
+        ),
+        ({"advantage_baseline": "median"}, "`advantage_baseline` is 'median', but must be one of 'mean'"),
+        ({"supervision": "process", "step_credit": "max"}, "`step_credit` is 'max', but must be one of"),
+        ({"step_credit": "min"}, "`step_credit` is 'min', which does nothing with supervision='outcome'"),
+        ({"outcome_weight": 1.0}, "`outcome_weight` is 1.0, which does nothing with supervision='outcome'"),
+        ({"step_separator": "§"}, "`step_separator` is '§', which does nothing with supervision='outcome'"),
+        ({"step_separator_is_regex": True}, "`step_separator_is_regex` is True, which does nothing with"),
+        ({"supervision": "process", "outcome_weight": -1.0}, "`outcome_weight` is -1.0, but must be 0 or more"),
+        ({"process_filter_keep": 1.0}, "`process_filter_keep` is 1.0, but must be between 0 and 1"),
+        (
+            {"process_filter_keep": 0.5, "supervision": "process"},
+            "`process_filter_keep` is 0.5, by which step rewards only filter, but",
+        ),
+        (
+            {"process_filter_keep": 0.5, "multi_objective_aggregation": "normalize_then_sum"},
+            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
+        ),
+        (
+            {"live_group_denominator": True, "loss_type": "bnpo"},
+            "`live_group_denominator` is True, but `loss_type` 'bnpo'",
+        ),
+        ({"importance_sampling_level": "word"}, "`importance_sampling_level` is 'word', but must be one of 'token'"),
+        (
+            {"importance_sampling_level": "sequence_token", "loss_type": "vespo"},
+            "`importance_sampling_level` is 'sequence_token', but `loss_type` 'vespo' has a sequence ratio",
+        ),
+        ({"kl_estimator": "k2"}, "`beta` is 0, so that there is no divergence for `kl_estimator`"),
+        ({"kl_gradient": "naive"}, "`beta` is 0, so that there is no divergence"),
+        ({"kl_target": 0.1, "kl_horizon": 1000}, "`beta` is 0, so that there is no divergence"),
+        ({"beta": 0.1, "kl_estimator": "k4"}, "`kl_estimator` is 'k4', but must be one of"),
+        (
+            {"beta": 0.1, "kl_estimator": "abs"},
+            "`kl_estimator` 'abs' with `kl_placement` 'loss' and `kl_gradient` 'naive' is",
+        ),
+        ({"beta": 0.1, "kl_placement": "reward"}, "`kl_estimator` 'k3' with `kl_placement` 'reward'"),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
+            "`kl_estimator` 'k1' with `kl_placement` 'loss' and `kl_gradient` 'naive' has an expected gradient of",
+        ),
+        ({"kl_credit": "sequence"}, "`kl_credit` is 'sequence', which does nothing with kl_placement='loss'"),
+        ({"kl_credit": "token"}, "`kl_credit` is 'token', but must be one of 'suffix', 'sequence'"),
+        ({"beta": 0.1, "kl_target": 0.1}, "`kl_target` is 0.1 and `kl_horizon` is None, but one needs the other"),
+        ({"beta": 0.1, "kl_horizon": 100}, "`kl_target` is None and `kl_horizon` is 100, but one needs the other"),
+        ({"beta": 0.1, "kl_target": 0.0, "kl_horizon": 100}, "`kl_target` is 0.0, but must be positive"),
+        (
+            {"beta": 0.1, "kl_target": 0.1, "kl_horizon": 7},
+            "`kl_horizon` is 7, but must be at least the 8 completions",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "kl_placement": "reward", "importance_sampling_level": "sequence"},
+            "`importance_sampling_level` is 'sequence', but with kl_placement='reward' every token has its own",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "k1", "kl_placement": "reward", "loss_type": "luspo"},
+            "`loss_type` is 'luspo', which weights whole sequences by one advantage, but with kl_placement='reward'",
         ),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         config(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "importance_weighted"),
+        ({"use_bias_correction_kl": False}, "naive"),
+        ({"kl_estimator": "k1"}, "importance_weighted"),
+        ({"kl_estimator": "k2"}, "naive"),
+        ({"kl_estimator": "exact"}, "naive"),
+        ({"kl_estimator": "k1", "kl_placement": "reward"}, "naive"),
+        ({"kl_placement": "both"}, "naive"),
+        ({"kl_gradient": "straight_through"}, "straight_through"),
+    ],
+)
+def test_gradient_of_the_kl_is_trls_unless_told_or_without_choice(tmp_path, options, expected):
+    assert config(tmp_path, beta=0.1, **options).resolved_kl_gradient == expected
 
 
 def test_trl_parameters_keep_their_defaults(tmp_path):

@@ -5,7 +5,9 @@ import pytest
 import torch
 from tokenizers import normalizers
 
-from ..objective.reference import numpy_process_advantages
+from trl_grpo_ext.objective import consistent_completions
+
+from ..objective.reference import numpy_outcome_advantages, numpy_process_advantages
 from ..tiny import prompt_dataset, save_tiny_model
 from .helpers import (
     cut_every_four,
@@ -213,10 +215,89 @@ class TestProcessSupervision:
         assert list(trainer._logs["advantages"]) == pytest.approx(batch["advantages"][:, 0].tolist())
 
 
+class TestAdvantageOptions:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"step_credit": "mean_to_go"},
+            {"step_credit": "step"},
+            {"step_credit": "min"},
+            {"step_credit": "softmin"},
+            {"step_credit": "delta"},
+            {"step_credit": "clip"},
+            {"advantage_baseline": "leave_one_out"},
+            {"advantage_baseline": "batch", "scale_rewards": "batch"},
+            {"advantage_baseline": "none", "scale_rewards": "none"},
+            {"outcome_weight": 0.5},
+            {"outcome_weight": 0.5, "step_credit": "delta", "advantage_baseline": "leave_one_out"},
+        ],
+        ids=str,
+    )
+    def test_process_advantages_are_those_of_the_formula(self, tmp_path, model, tokenizer, options):
+        trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **process_options(**options))
+        batch = generation_batch(trainer)
+        mask = batch["completion_mask"]
+        rewards = [[score for score in row if score == score] for row in trainer._step_rewards.tolist()]
+        ends = [completion.ends for completion in trainer._steps]
+        normalization = {
+            "baseline": options.get("advantage_baseline", "mean"),
+            "scale": options.get("scale_rewards", "group"),
+        }
+        expected = numpy_process_advantages(
+            rewards, ends, 4, mask.shape[1], credit=options.get("step_credit", "sum_to_go"), **normalization
+        )
+        ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], mask.sum(1), strict=True)]
+        outcome = numpy_outcome_advantages(length_reward(ids), 4, **normalization)
+        expected += options.get("outcome_weight", 0.0) * outcome[:, None]
+        np.testing.assert_allclose(batch["advantages"].numpy(), expected * mask.numpy(), rtol=1e-3, atol=1e-4)
+
+    def test_process_filter_leaves_out_completions_whose_process_disagrees(self, tmp_path, model, tokenizer):
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, step_reward_funcs=step_length_reward,
+            step_splitter=cut_every_four, process_filter_keep=0.5,
+        )  # fmt: skip
+        batch = generation_batch(trainer)
+        lengths = batch["completion_mask"].sum(1)
+        ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], lengths, strict=True)]
+        rewards = torch.tensor(length_reward(ids))
+        kept = consistent_completions(rewards, trainer._step_rewards.nanmean(1), 4, 0.5)
+        assert kept.sum() == 4
+        expected = numpy_outcome_advantages(
+            [reward if keep else None for reward, keep in zip(rewards.tolist(), kept, strict=True)], 4
+        )
+        np.testing.assert_allclose(batch["advantages"].numpy(), expected, rtol=1e-3, atol=1e-4)
+        assert not batch["advantages"][~kept].any()
+
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            (process_options(outcome_weight=1.0), "outcome_weight"),
+            ({"process_filter_keep": 0.5}, "process_filter_keep"),
+        ],
+    )
+    def test_what_needs_outcome_rewards_refuses_to_be_without(self, tmp_path, model, tokenizer, options, name):
+        options = {"step_reward_funcs": step_length_reward, **options, "reward_funcs": None}
+        with pytest.raises(ValueError, match=f"`reward_funcs` is missing, but `{name}` is"):
+            make_trainer(tmp_path, model, prompt_dataset(), tokenizer, **options)
+
+    def test_process_filter_needs_step_reward_functions(self, tmp_path, model, tokenizer):
+        with pytest.raises(ValueError, match="`step_reward_funcs` is missing, but supervision='process' or"):
+            make_trainer(tmp_path, model, prompt_dataset(), tokenizer, process_filter_keep=0.5)
+
+
 class TestOutcomeSupervision:
     @pytest.mark.parametrize(
         ("options", "expected"),
         [
+            (
+                {"advantage_baseline": "leave_one_out", "scale_rewards": "none"},
+                lambda r: (r - r.mean(1, keepdims=True)) * 4 / 3,
+            ),
+            (
+                {"advantage_baseline": "batch", "scale_rewards": "batch"},
+                lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-4),
+            ),
+            ({"advantage_baseline": "none", "scale_rewards": "none"}, lambda r: r),
             ({"std_correction": 0}, lambda r: (r - r.mean(1, keepdims=True)) / (r.std(1, keepdims=True) + 1e-4)),
             ({"std_eps": 1.0}, lambda r: (r - r.mean(1, keepdims=True)) / (r.std(1, ddof=1, keepdims=True) + 1)),
             ({"zero_advantage_tolerance": 100.0}, lambda r: 0 * r),
@@ -256,7 +337,7 @@ class TestErrors:
             (
                 {"supervision": "process"},
                 ValueError,
-                "`step_reward_funcs` is missing, but supervision='process' needs",
+                "`step_reward_funcs` is missing, but supervision='process' or",
             ),
             (
                 {"step_reward_funcs": step_length_reward},

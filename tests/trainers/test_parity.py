@@ -26,6 +26,28 @@ CASES = {
     "two iterations": {"num_iterations": 2, "max_steps": 4},
     "accumulation": {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 3},
     "truncated completions masked": {"mask_truncated_completions": True},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "vespo": {"loss_type": "vespo", "beta": 0.04},
+    "no scaling": {"scale_rewards": "none"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "num_iterations": 2, "max_steps": 4},
+    "KL correction off the policy": {"beta": 0.04, "num_iterations": 2, "max_steps": 4},
+    "KL as in the paper off the policy": {
+        "beta": 0.04,
+        "num_iterations": 2,
+        "max_steps": 4,
+        "use_bias_correction_kl": False,
+    },
+    "entropy bonus": {"entropy_coef": 0.01},
+    "high-entropy tokens only": {"top_entropy_quantile": 0.5, "beta": 0.04},
+    "off-policy mask": {"off_policy_mask_threshold": 0.01, "num_iterations": 2, "max_steps": 4},
+    "two-sided clip": {"loss_type": "grpo", "delta": 1.5, "num_iterations": 2, "max_steps": 4},
+    "clip-higher": {"epsilon_high": 0.28, "num_iterations": 2, "max_steps": 4},
+    "more accumulation than generation": {
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 4,
+    },
+    "top-p": {"top_p": 0.9, "temperature": 0.7, "beta": 0.04},
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
 }
 

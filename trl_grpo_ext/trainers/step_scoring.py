@@ -51,8 +51,8 @@ class StepScorer:
     def __init__(self, funcs: Sequence[StepRewardFunc], weights: Sequence[float] | None, splitter: TextSplitter):
         if not funcs:
             raise ValueError(
-                "`step_reward_funcs` is missing, but supervision='process' needs at least one; pass a function that "
-                "scores steps, or use supervision='outcome'."
+                "`step_reward_funcs` is missing, but supervision='process' or `process_filter_keep` needs at least "
+                "one; pass a function that scores steps, or use supervision='outcome' alone."
             )
         for func in funcs:
             check_step_reward_func(func)
