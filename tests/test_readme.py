@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def test_files_that_are_named_exist(path):
 def test_every_option_of_ours_is_in_the_table_with_its_default():
     ours = {field.name: field for field in dataclasses.fields(GRPOExtConfig)}
     for name in set(ours) - {field.name for field in dataclasses.fields(GRPOConfig)} - {"step_separator_is_regex"}:
-        default = {"\n": r'"\n"', "outcome": '"outcome"', 1e-4: "1e-4", 1e-6: "1e-6"}.get(
-            ours[name].default, repr(ours[name].default)
-        )
+        value = ours[name].default
+        default = {1e-4: "1e-4", 1e-6: "1e-6"}.get(value, json.dumps(value) if isinstance(value, str) else repr(value))
         assert f"| `{name}` | `{default}` |" in README, name
 
 

@@ -12,9 +12,11 @@ METHODS = {
     "process": "GRPO with process supervision (section 4.1.3)",
 }
 SETTINGS = (
-    "supervision", "step_separator", "loss_type", "scale_rewards", "std_correction", "beta", "use_bias_correction_kl",
-    "epsilon", "num_iterations", "num_generations", "generation_batch_size", "temperature", "max_completion_length",
-    "learning_rate", "max_steps", "num_train_epochs", "seed",
+    "supervision", "step_separator", "step_credit", "outcome_weight", "process_filter_keep", "loss_type",
+    "importance_sampling_level", "advantage_baseline", "scale_rewards", "std_correction", "live_group_denominator",
+    "beta", "kl_estimator", "kl_placement", "resolved_kl_gradient", "kl_target", "use_bias_correction_kl", "epsilon",
+    "epsilon_high", "num_iterations", "num_generations", "generation_batch_size", "temperature",
+    "max_completion_length", "learning_rate", "max_steps", "num_train_epochs", "seed",
 )  # fmt: skip
 
 
@@ -33,7 +35,8 @@ def describe_training(card_path: Path, base_model: str, data: str, args: Any) ->
             The trainer's configuration; its [`SETTINGS`] are listed.
     """
     card = ModelCard.load(card_path)
-    settings = [f"| `{name}` | `{getattr(args, name)!r}` |" for name in SETTINGS if hasattr(args, name)]
+    values = {name: getattr(args, name, None) for name in SETTINGS}
+    settings = [f"| `{name}` | `{value!r}` |" for name, value in values.items() if value is not None]
     section = [
         "## DeepSeekMath",
         "",

@@ -68,7 +68,7 @@ class DeepSeekMathArguments:
             Reward functions: `"answer_reward"`, or dotted import paths.
         step_reward_funcs (`list[str]`, *optional*):
             Step reward functions of process supervision: `"working_reward"` (embedded tasks only), or dotted import
-            paths. With `supervision="outcome"` they are not used.
+            paths. With `supervision="outcome"` they are used by `process_filter_keep` only.
         instruction (`str`, *optional*):
             Text to put after each question of a plain-text data set.
         num_train_problems (`int`, *optional*, defaults to `4000`):
@@ -165,9 +165,9 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
         processing_class=load_tokenizer(model_name, training_args.model_init_kwargs),
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
-        step_reward_funcs=step_reward_funcs if training_args.supervision == "process" else None,
+        step_reward_funcs=step_reward_funcs if training_args.scores_steps else None,
     )
-    if step_reward_funcs and training_args.supervision == "outcome":
+    if step_reward_funcs and not training_args.scores_steps:
         trainer.accelerator.print("Outcome supervision: the step reward functions are not used.")
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(CompactProgressCallback)
