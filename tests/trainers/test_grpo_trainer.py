@@ -351,9 +351,14 @@ class TestErrors:
                 "`step_reward_weights` has 2 entries for 1 step reward functions",
             ),
             (
-                process_options(step_reward_funcs="prm"),
+                process_options(step_reward_funcs=5),
                 TypeError,
-                "`step_reward_funcs` contains 'prm', which is no function",
+                "`step_reward_funcs` contains 5, which is no function",
+            ),
+            (
+                process_options(step_reward_funcs="no/prm"),
+                ValueError,
+                "`model` is 'no/prm', which is neither a folder with a model nor",
             ),
         ],
     )

@@ -12,6 +12,7 @@ from ..objective.filtering import consistent_completions
 from ..objective.groups import group_statistics, to_groups
 from ..objective.loss import live_group_scale
 from ..objective.step_credit import credit_steps, spread_over_tokens
+from ..prm.process_reward_model import ProcessRewardModel
 from ..steps import SeparatorSplitter, Steps, TextSplitter
 from .grpo_config import GRPOExtConfig
 from .loss_options import LossOptions, own_tokens
@@ -52,8 +53,9 @@ class GRPOExtTrainer(LossOptions):
         model, reward_funcs, args, *trl_args, **trl_kwargs:
             Those of [`~trl.GRPOTrainer`]. With process supervision `reward_funcs` are logged but do not train (unless
             `outcome_weight` is above 0), and may be left out; the mean step reward is then logged in their place.
-        step_reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Functions that score reasoning steps, called as
+        step_reward_funcs (`Callable`, `str`, [`~transformers.PreTrainedModel`], or a list of these, *optional*):
+            Functions that score reasoning steps, or process reward models as [`ProcessRewardModel`] takes them, by Hub
+            id, folder or loaded. Functions are called as
             `f(prompts, completions, steps, completion_ids, **columns)` with the completions of this process, where
             `steps[i]` is the list of step texts of completion i. Each returns one list a completion with one float a
             step, or `None` for a step it cannot score. Like reward functions they also receive `trainer_state`,
@@ -84,7 +86,7 @@ class GRPOExtTrainer(LossOptions):
         reward_funcs=None,
         args: GRPOExtConfig | None = None,
         *trl_args,
-        step_reward_funcs: StepRewardFunc | list[StepRewardFunc] | None = None,
+        step_reward_funcs: StepRewardFunc | str | torch.nn.Module | list | None = None,
         step_reward_weights: list[float] | None = None,
         step_splitter: TextSplitter | None = None,
         **trl_kwargs,
@@ -96,7 +98,8 @@ class GRPOExtTrainer(LossOptions):
         if getattr(args, "scores_steps", False):
             funcs = step_reward_funcs if isinstance(step_reward_funcs, (list, tuple)) else [step_reward_funcs]
             splitter = step_splitter or SeparatorSplitter(args.step_separator, args.step_separator_is_regex)
-            self.step_scorer = StepScorer([f for f in funcs if f is not None], step_reward_weights, splitter)
+            scorers = [as_step_reward_func(func) for func in funcs if func is not None]
+            self.step_scorer = StepScorer(scorers, step_reward_weights, splitter)
             if not reward_funcs:
                 check_no_outcome_is_needed(args)
                 reward_funcs = self.mean_step_reward
@@ -108,6 +111,9 @@ class GRPOExtTrainer(LossOptions):
         super().__init__(model, reward_funcs, args, *trl_args, **trl_kwargs)
         if self.step_scorer is not None and step_splitter is None:
             check_separator(args, self.text_tokenizer)
+        for func in self.step_scorer.funcs if self.step_scorer is not None else []:
+            if isinstance(func, ProcessRewardModel):
+                func.move_to(self.accelerator.device)
         self._separator_is_proven = step_splitter is not None
         self._scores_are_proven = False
 
@@ -238,6 +244,13 @@ class GRPOExtTrainer(LossOptions):
 def public_name(name_or_path: str | None) -> str | None:
     """A Hub id as it is, and of a local path only the last part."""
     return Path(name_or_path).name if name_or_path and Path(name_or_path).exists() else name_or_path
+
+
+def as_step_reward_func(func: StepRewardFunc | str | torch.nn.Module) -> StepRewardFunc:
+    """A process reward model given by name or loaded, as a function; functions as they are."""
+    if isinstance(func, (str, torch.nn.Module)):
+        return ProcessRewardModel(func)
+    return func
 
 
 def check_no_outcome_is_needed(args: GRPOExtConfig) -> None:

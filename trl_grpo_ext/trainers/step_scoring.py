@@ -12,7 +12,7 @@ from ..steps import Steps, TextSplitter, cut_into_steps
 
 
 LARGEST_SCORE = 1e18  # its square, which the standard deviation takes, is still a float32
-StepRewardFunc = Callable[..., list[list[float | None]]]
+StepRewardFunc = Callable[..., Any]
 
 
 @dataclass(frozen=True)

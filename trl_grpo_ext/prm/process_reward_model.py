@@ -1,0 +1,227 @@
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
+from trl.trainer.utils import get_config_model_id
+
+from ..steps import SeparatorSplitter, TextSplitter
+from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format, text_of
+
+
+SETTINGS_FILE = "process_reward_model.json"
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "last": lambda scores: scores[-1],
+    "min": torch.min,
+    "mean": torch.mean,
+    "product": torch.prod,
+}
+
+
+class ProcessRewardModel:
+    r"""
+    A process reward model (PRM) checkpoint as a reward function.
+
+    It scores every step of a completion in one forward pass, in eval mode and without gradients. Given to
+    [`GRPOExtTrainer`] as one of its `step_reward_funcs` it returns a score a step; as one of the `reward_funcs` of any
+    TRL trainer it returns one number a completion.
+
+    Example:
+
+    ```python
+    prm = ProcessRewardModel("Qwen/Qwen2.5-Math-PRM-7B", model_init_kwargs={"dtype": "bfloat16", "device_map": "auto"})
+    trainer = GRPOExtTrainer(..., args=GRPOExtConfig(supervision="process"), step_reward_funcs=prm)
+    trainer = trl.GRPOTrainer(..., reward_funcs=prm)  # the last step's score
+    ```
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]):
+            A Hub id, a folder (also one that [`PRMTrainer`] saved), or a loaded model, with or without adapters.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            The PRM's own tokenizer, which need not be the policy's. By default loaded from `model`.
+        prm_format (`str` or [`~trl_grpo_ext.prm.formats.PRMFormat`], *optional*):
+            How the PRM is called, one of [`~trl_grpo_ext.prm.formats.FORMATS`] or your own. By default told from the
+            checkpoint.
+        reduction (`str`, *optional*, defaults to `"last"`):
+            How a completion's step scores become its reward: `"last"` (for labels made by sampling), `"min"`,
+            `"product"` (for labels of people or judges) or `"mean"`.
+        step_splitter (`Callable[[str], list[str]]`, *optional*):
+            Splits a completion into steps where none are given, at line ends by default.
+        batch_size (`int`, *optional*, defaults to `8`):
+            Number of completions in a forward pass; completions of similar length go together.
+        max_length (`int`, *optional*):
+            Longest input in tokens. Steps that end beyond it have no score (`None`) and are counted in
+            `num_cut_steps`. By default that of the training, where the checkpoint says it.
+        model_init_kwargs (`dict`, *optional*):
+            Arguments for loading the model: `dtype`, `device_map`, `quantization_config`, `revision` and so on.
+
+    Raises:
+        `ValueError`: if there is no such checkpoint, its format is not recognized, or an argument is out of range.
+        `TypeError`: if `model` is neither a name nor a model.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        prm_format: str | PRMFormat | None = None,
+        reduction: str = "last",
+        step_splitter: TextSplitter | None = None,
+        batch_size: int = 8,
+        max_length: int | None = None,
+        model_init_kwargs: dict[str, Any] | None = None,
+    ):
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"`reduction` is {reduction!r}, but must be one of {', '.join(map(repr, REDUCTIONS))}.")
+        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
+            if value is not None and value < 1:
+                raise ValueError(f"`{name}` is {value}, but must be 1 or more.")
+        if not isinstance(model, (str, Path, torch.nn.Module)):
+            raise TypeError(f"`model` is {model!r}, but must be a Hub id, a folder or a loaded model.")
+        loaded: Any = None if isinstance(model, (str, Path)) else model
+        name_or_path = str(model) if loaded is None else get_config_model_id(loaded.config) or ""
+        settings = read_settings(name_or_path)
+        try:
+            self.format = resolve_format(prm_format, settings, name_or_path, None if loaded is None else loaded.config)
+            self.model: Any = self.format.load(name_or_path, **(model_init_kwargs or {})) if loaded is None else loaded
+            self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
+        except OSError as error:
+            raise ValueError(
+                f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on "
+                f"the Hub ({str(error).splitlines()[0]})."
+            ) from error
+        self.reduction = reduction
+        self.step_splitter = step_splitter or SeparatorSplitter()
+        self.batch_size = batch_size
+        self.max_length = max_length or settings.get("max_length")
+        self.num_cut_steps = 0
+        self.__name__ = Path(name_or_path).name or type(self.model).__name__
+
+    def __call__(
+        self, prompts: list, completions: list, steps: list[list[str]] | None = None, **kwargs
+    ) -> list[list[float | None]] | list[float | None]:
+        """
+        Score completions, as a step reward function where `steps` are given, else as a reward function.
+
+        Args:
+            prompts, completions (`list`):
+                Plain or conversational.
+            steps (`list[list[str]]`, *optional*):
+                The steps of each completion.
+            **kwargs:
+                Other columns, unused; `log_metric` receives the share of steps cut off by `max_length`.
+
+        Returns:
+            One list of scores a completion, or one reward a completion; `None` where nothing could be scored.
+        """
+        is_step_reward = steps is not None
+        if steps is None:
+            steps = [self.step_splitter(completion_text(completion)) for completion in completions]
+        scores = self.score(prompts, steps)
+        if "log_metric" in kwargs and self.max_length is not None:
+            cut = [score is None for row in scores for score in row]
+            kwargs["log_metric"](f"{self.__name__}/frac_steps_cut", sum(cut) / max(len(cut), 1))
+        return scores if is_step_reward else [self.reduce(row) for row in scores]
+
+    def move_to(self, device: torch.device) -> None:
+        """Move the model to a device, unless it is quantized or spread over several."""
+        if not getattr(self.model, "is_quantized", False) and not hasattr(self.model, "hf_device_map"):
+            self.model.to(device)
+
+    def reduce(self, scores: list[float | None]) -> float | None:
+        """One number from the scores of a completion's steps."""
+        scored = [score for score in scores if score is not None]
+        return REDUCTIONS[self.reduction](torch.tensor(scored)).item() if scored else None
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[str | list], steps: Sequence[Sequence[str]]) -> list[list[float | None]]:
+        """
+        Score every step.
+
+        Args:
+            prompts (`Sequence`):
+                The question of each completion, plain or conversational.
+            steps (`Sequence[Sequence[str]]`):
+                The steps of each completion.
+
+        Returns:
+            `list[list[float | None]]`: exactly one score a step, `None` for a step that ends beyond `max_length`.
+        """
+        encoded = [
+            self.format.encode(self.tokenizer, prompt, row).truncated(self.max_length) if row else EncodedSteps([], [])
+            for prompt, row in zip(prompts, steps, strict=True)
+        ]
+        scores: list[list[float | None]] = [[] for _ in encoded]
+        # Longest first, so that what does not fit in memory shows at once
+        order = sorted((i for i, e in enumerate(encoded) if e.positions), key=lambda i: -len(encoded[i].ids))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for start in range(0, len(order), self.batch_size):
+                batch = order[start : start + self.batch_size]
+                for index, row in zip(batch, self._score_batch([encoded[i] for i in batch]), strict=True):
+                    scores[index] = row
+        finally:
+            self.model.train(was_training)
+        for row, row_steps in zip(scores, steps, strict=True):
+            self.num_cut_steps += len(row_steps) - len(row)
+            row += [None] * (len(row_steps) - len(row))
+        return scores
+
+    def _score_batch(self, encoded: list[EncodedSteps]) -> list[list[float | None]]:
+        device = next(self.model.parameters()).device
+        length = max(len(row.ids) for row in encoded)
+        # Padded on the right and masked, so that what is scored neither sees nor is moved by the padding
+        input_ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in encoded], device=device)
+        attention_mask = torch.tensor([[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in encoded])
+        counts = [len(row.positions) for row in encoded]
+        rows = torch.arange(len(encoded)).repeat_interleave(torch.tensor(counts)).to(device)
+        positions = torch.tensor([position for row in encoded for position in row.positions], device=device)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask.to(device)}
+        logits = self.format.step_logits(self.model, self.tokenizer, inputs, rows, positions)
+        return [row.tolist() for row in self.format.to_scores(logits.float()).cpu().split(counts)]
+
+
+def read_settings(name_or_path: str) -> dict[str, Any]:
+    """What [`PRMTrainer`] wrote beside a model, or nothing."""
+    if not name_or_path:
+        return {}
+    file = cached_file(
+        name_or_path,
+        SETTINGS_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return json.loads(Path(file).read_text()) if file else {}
+
+
+def write_settings(folder: Path, step_separator: str, max_length: int | None) -> None:
+    settings = {"step_separator": step_separator, "max_length": max_length}
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def resolve_format(
+    prm_format: str | PRMFormat | None, settings: dict[str, Any], name_or_path: str, config: Any
+) -> PRMFormat:
+    if isinstance(prm_format, PRMFormat):
+        return prm_format
+    if prm_format is not None:
+        if prm_format not in FORMATS:
+            raise ValueError(f"`prm_format` is {prm_format!r}, but must be one of {', '.join(map(repr, FORMATS))}.")
+        return FORMATS[prm_format]
+    if settings:
+        return TokenClassificationFormat(settings["step_separator"])
+    return detect_format(config or AutoConfig.from_pretrained(name_or_path), name_or_path)
+
+
+def completion_text(completion: str | list) -> str:
+    """The text of a completion, plain or conversational: that of its last message by the assistant."""
+    if isinstance(completion, str):
+        return completion
+    said = [message.get("content") for message in completion if message.get("role") == "assistant"]
+    return text_of(said[-1]) if said else ""
