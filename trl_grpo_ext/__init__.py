@@ -9,13 +9,19 @@ __version__ = "0.1.0"
 _SUBMODULES = {
     "GRPOExtConfig": ".trainers.grpo_config",
     "GRPOExtTrainer": ".trainers.grpo_trainer",
+    "PRMConfig": ".trainers.prm_config",
+    "PRMTrainer": ".trainers.prm_trainer",
+    "ProcessRewardModel": ".prm.process_reward_model",
 }
 
-__all__ = ["GRPOExtConfig", "GRPOExtTrainer"]
+__all__ = ["GRPOExtConfig", "GRPOExtTrainer", "PRMConfig", "PRMTrainer", "ProcessRewardModel"]
 
 if TYPE_CHECKING:
+    from .prm.process_reward_model import ProcessRewardModel
     from .trainers.grpo_config import GRPOExtConfig
     from .trainers.grpo_trainer import GRPOExtTrainer
+    from .trainers.prm_config import PRMConfig
+    from .trainers.prm_trainer import PRMTrainer
 
 
 def __getattr__(name: str):

@@ -20,6 +20,47 @@ SETTINGS = (
 )  # fmt: skip
 
 
+PRM_SETTINGS = (
+    "step_separator", "max_length", "max_completion_length", "train_on_last_step_only", "learning_rate",
+    "num_train_epochs", "max_steps", "seed",
+)  # fmt: skip
+
+
+def describe_prm_training(card_path: Path, base_model: str, args: Any) -> None:
+    """
+    Add a section on the training to the model card of a process reward model.
+
+    Args:
+        card_path (`Path`):
+            The card, changed in place.
+        base_model (`str`):
+            What was trained: a Hub id, or the name of a local folder.
+        args:
+            The trainer's configuration; its [`PRM_SETTINGS`] are listed.
+    """
+    facts = [
+        "- Method: process reward model, a classifier of steps at their separators, trained by "
+        "`trl_grpo_ext.PRMTrainer`",
+        "- Use: `ProcessRewardModel(...)` of `trl_grpo_ext` reads it as it was trained",
+        f"- Base model: {Path(base_model).name or 'a model made in the script'}",
+    ]
+    card = ModelCard.load(card_path)
+    card.text = with_section(card.text, "## Process reward model", facts, settings_of(args, PRM_SETTINGS))
+    card.save(card_path)
+
+
+def settings_of(args: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(args, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def with_section(text: str, title: str, facts: list[str], settings: dict[str, Any]) -> str:
+    """The card's text with a section before that on framework versions."""
+    table = ["| setting | value |", "|---|---|", *(f"| `{name}` | `{value!r}` |" for name, value in settings.items())]
+    section = "\n".join([title, "", *facts, "", *table, "", "### Framework versions"])
+    return text.replace("### Framework versions", section, 1)
+
+
 def describe_training(card_path: Path, base_model: str, data: str, args: Any) -> None:
     """
     Add a section on the training to a model card that TRL wrote.
@@ -35,23 +76,13 @@ def describe_training(card_path: Path, base_model: str, data: str, args: Any) ->
             The trainer's configuration; its [`SETTINGS`] are listed.
     """
     card = ModelCard.load(card_path)
-    values = {name: getattr(args, name, None) for name in SETTINGS}
-    settings = [f"| `{name}` | `{value!r}` |" for name, value in values.items() if value is not None]
-    section = [
-        "## DeepSeekMath",
-        "",
+    facts = [
         f"- Method: {METHODS[getattr(args, 'supervision', 'outcome')]}",
         f"- Paper: {PAPER}",
         f"- Base model: {base_model}",
         f"- Data: {data}",
-        "",
-        "| setting | value |",
-        "|---|---|",
-        *settings,
-        "",
-        "### Framework versions",
     ]
-    text = card.text.replace("### Framework versions", "\n".join(section), 1)
+    text = with_section(card.text, "## DeepSeekMath", facts, settings_of(args, SETTINGS))
     # TRL writes None for what is not on the Hub
     text = text.replace("[None](https://huggingface.co/None)", base_model)
     card.text = text.replace('model="None"', f'model="{card_path.parent.name}"')

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     Qwen2Config,
 )
+from transformers.utils import find_adapter_config_file
 
 from .heads import Qwen2ForProcessRewardModel, Qwen2ForStepValues
 
@@ -32,16 +33,21 @@ class EncodedSteps:
             Ids of question and steps.
         positions (`list[int]`):
             Index in `ids` of the token at which each step is scored, ascending.
+        prompt_length (`int`, *optional*, defaults to `0`):
+            Number of ids before the first step, for a format that limits the completion's length.
     """
 
     ids: list[int]
     positions: list[int]
+    prompt_length: int = 0
 
-    def truncated(self, max_length: int | None) -> "EncodedSteps":
-        """The first `max_length` ids, with the steps that are scored within them."""
-        if max_length is None or len(self.ids) <= max_length:
-            return self
-        return EncodedSteps(self.ids[:max_length], [p for p in self.positions if p < max_length])
+    def truncated(self, max_length: int | None, max_completion_length: int | None = None) -> "EncodedSteps":
+        """As many ids as both lengths allow, from the start, with the steps that are scored within them."""
+        limits = [len(self.ids) if max_length is None else max_length]
+        if max_completion_length is not None:
+            limits.append(self.prompt_length + max_completion_length)
+        limit = min(limits)
+        return EncodedSteps(self.ids[:limit], [p for p in self.positions if p < limit], self.prompt_length)
 
 
 class PRMFormat(ABC):
@@ -110,6 +116,7 @@ class TokenClassificationFormat(PRMFormat):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, prompt: str | list, steps: Sequence[str]) -> EncodedSteps:
         ids = prompt_ids(tokenizer, prompt)
+        prompt_length = len(ids)
         separator_ids = tokenizer.encode(self.separator, add_special_tokens=False)
         if not separator_ids:
             raise ValueError(
@@ -119,9 +126,13 @@ class TokenClassificationFormat(PRMFormat):
         for step in steps:
             ids += tokenizer.encode(step.rstrip(), add_special_tokens=False) + separator_ids
             positions.append(len(ids) - 1)
-        return EncodedSteps(ids, positions)
+        return EncodedSteps(ids, positions, prompt_length)
 
     def load(self, name_or_path: str, **model_init_kwargs) -> PreTrainedModel:
+        if find_adapter_config_file(name_or_path) is not None:
+            from peft import AutoPeftModelForTokenClassification
+
+            return AutoPeftModelForTokenClassification.from_pretrained(name_or_path, num_labels=2, **model_init_kwargs)
         return AutoModelForTokenClassification.from_pretrained(name_or_path, **model_init_kwargs)
 
     def to_scores(self, step_logits: torch.Tensor) -> torch.Tensor:

@@ -98,6 +98,7 @@ class ProcessRewardModel:
         self.step_splitter = step_splitter or SeparatorSplitter()
         self.batch_size = batch_size
         self.max_length = max_length or settings.get("max_length")
+        self.max_completion_length: int | None = settings.get("max_completion_length")
         self.num_cut_steps = 0
         self.__name__ = Path(name_or_path).name or type(self.model).__name__
 
@@ -122,7 +123,7 @@ class ProcessRewardModel:
         if steps is None:
             steps = [self.step_splitter(completion_text(completion)) for completion in completions]
         scores = self.score(prompts, steps)
-        if "log_metric" in kwargs and self.max_length is not None:
+        if "log_metric" in kwargs and (self.max_length or self.max_completion_length):
             cut = [score is None for row in scores for score in row]
             kwargs["log_metric"](f"{self.__name__}/frac_steps_cut", sum(cut) / max(len(cut), 1))
         return scores if is_step_reward else [self.reduce(row) for row in scores]
@@ -152,7 +153,9 @@ class ProcessRewardModel:
             `list[list[float | None]]`: exactly one score a step, `None` for a step that ends beyond `max_length`.
         """
         encoded = [
-            self.format.encode(self.tokenizer, prompt, row).truncated(self.max_length) if row else EncodedSteps([], [])
+            self.format.encode(self.tokenizer, prompt, row).truncated(self.max_length, self.max_completion_length)
+            if row
+            else EncodedSteps([], [])
             for prompt, row in zip(prompts, steps, strict=True)
         ]
         scores: list[list[float | None]] = [[] for _ in encoded]
@@ -200,8 +203,15 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
     return json.loads(Path(file).read_text()) if file else {}
 
 
-def write_settings(folder: Path, step_separator: str, max_length: int | None) -> None:
-    settings = {"step_separator": step_separator, "max_length": max_length}
+def write_settings(
+    folder: Path, *, step_separator: str, max_length: int | None, max_completion_length: int | None
+) -> None:
+    """Write beside a model what it was trained to read, so that it is scored on the same."""
+    settings = {
+        "step_separator": step_separator,
+        "max_length": max_length,
+        "max_completion_length": max_completion_length,
+    }
     (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n")
 
 
