@@ -16,6 +16,16 @@ from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
 from ..trainers.helpers import make_trainer, process_options
 
 
+def outcome_rewards(completion_ids, **kwargs):
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+def rewards_of_every_other_group(prompts, completion_ids, **kwargs):
+    """The groups of prompts 1 and 3 are all-same, with a float32 standard deviation that is not 0."""
+    rewards = outcome_rewards(completion_ids)
+    return [0.7 if int(p.split()[1].rstrip(":")) % 2 else r for p, r in zip(prompts, rewards, strict=True)]
+
+
 CUTS = [(1, 1), (2, 2), (2, 4), (4, 2), (4, 4)]  # (gradient accumulation steps, steps per generation)
 GROUPS, GROUP_SIZE = 4, 4
 CASES = {
@@ -33,6 +43,14 @@ CASES = {
     "grpo, nothing of ours": {"loss_type": "grpo"},
     "grpo GSPO": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
     "dapo GSPO-token": {"loss_type": "dapo", "importance_sampling_level": "sequence_token", "supervision": "process"},
+    **{
+        f"{loss_type} live groups": {
+            "loss_type": loss_type,
+            "live_group_denominator": True,
+            "reward_funcs": rewards_of_every_other_group,
+        }
+        for loss_type in ("grpo", "dapo", "dr_grpo")
+    },
     "dapo exact KL": {"loss_type": "dapo", "kl_estimator": "exact"},
 }
 TOKENIZER = tiny_tokenizer()
@@ -59,10 +77,6 @@ def write_completions(prompts, trainer):
 
 def step_rewards(steps, **kwargs):
     return [[float(len(text) * (index + 2) % 5) for index, text in enumerate(texts)] for texts in steps]
-
-
-def outcome_rewards(completion_ids, **kwargs):
-    return [float(sum(ids) % 7) for ids in completion_ids]
 
 
 class GradientRecorder(TrainerCallback):

@@ -11,7 +11,7 @@ def numpy_outcome_advantages(rewards, num_generations, **options):
     return numpy_process_advantages(one_step, [[0]] * len(rewards), num_generations, 1, **options)[:, 0]
 
 
-def numpy_process_advantages(
+def numpy_credited_advantages(
     step_rewards,
     step_ends,
     num_generations,
@@ -64,13 +64,47 @@ def numpy_process_advantages(
     return result
 
 
+def numpy_process_advantages(step_rewards, step_ends, num_generations, length, *, credit="sum_to_go", **options):
+    """Section 4.1.3, and the credits whose returns are normalized in the place of rewards."""
+    if credit in ("sum_to_go", "mean_to_go", "step"):
+        return numpy_credited_advantages(step_rewards, step_ends, num_generations, length, credit=credit, **options)
+    returns = []
+    for start in range(0, len(step_rewards), num_generations):
+        group = step_rewards[start : start + num_generations]
+        scores = [score for row in group for score in row if is_score(score)]
+        mean = np.mean(scores) if scores else 0.0
+        returns += [[numpy_return(row, k, credit, mean) for k in range(len(row))] for row in group]
+    # a step without return is credited as the next that has one
+    return numpy_credited_advantages(returns, step_ends, num_generations, length, credit="next", **options)
+
+
+def numpy_return(row, k, credit, mean):
+    """What a completion returns from step k on."""
+    if not is_score(row[k]):
+        return None
+    to_go = [score for score in row[k:] if is_score(score)]
+    scored = [score for score in row if is_score(score)]
+    match credit:
+        case "min":
+            return min(to_go)
+        case "softmin":
+            weights = np.exp(-(np.array(scored) - min(scored)) / 0.1)
+            weights /= weights.sum()
+            return float((weights * scored)[len(scored) - len(to_go) :].sum())
+        case "delta":
+            if len(to_go) == 1:
+                return None
+            return sum(first - second for first, second in pairwise(to_go)) + to_go[-1]
+        case "clip":
+            return sum(min(score - mean, 0.0) for score in to_go)
+
+
 def numpy_credit(normalized, k, credit):
     """The advantage of step k."""
     to_go = [(j, score) for j, score in enumerate(normalized) if j >= k and score is not None]
     if not to_go:
         return 0.0
     values = [score for _, score in to_go]
-    scored = [score for score in normalized if score is not None]
     match credit:
         case "sum_to_go":
             return sum(values)
@@ -78,16 +112,8 @@ def numpy_credit(normalized, k, credit):
             return sum(values) / len(values)
         case "step":
             return normalized[k] or 0.0
-        case "min":
-            return min(values)
-        case "softmin":
-            largest = max(-score / 0.1 for score in scored)
-            total = sum(math.exp(-score / 0.1 - largest) for score in scored)
-            return sum(math.exp(-score / 0.1 - largest) / total * score for score in values)
-        case "delta":
-            return sum(first - second for first, second in pairwise(values)) + (values[-1] if len(values) > 1 else 0.0)
-        case "clip":
-            return sum(min(score, 0.0) for score in values)
+        case "next":
+            return values[0]
 
 
 def numpy_kl(logps, ref_logps, estimator):

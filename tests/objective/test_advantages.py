@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trl_grpo_ext.objective import consistent_completions, outcome_advantages, process_advantages
 from trl_grpo_ext.objective.advantages import BASELINES, SCALES
-from trl_grpo_ext.objective.step_credit import CREDITS
+from trl_grpo_ext.objective.step_credit import CREDITS, step_returns
 
 from .reference import is_score, numpy_outcome_advantages, numpy_process_advantages
 
@@ -132,16 +132,25 @@ class TestProcessAdvantages:
             credit: process_advantages(rewards, ends, 3, 6, credit=credit)[:, 0].tolist() for credit in CREDITS
         }
         assert first_token["sum_to_go"][1] == pytest.approx(3 * first_token["sum_to_go"][0])
-        for credit in ("mean_to_go", "step", "min", "softmin", "delta", "clip"):
+        for credit in ("mean_to_go", "step", "min", "delta", "clip"):
             assert first_token[credit][1] == pytest.approx(first_token[credit][0], rel=1e-5)
+        # a soft minimum over more equal steps is the same up to how it weighs them
+        assert first_token["softmin"][1] == pytest.approx(first_token["softmin"][0], rel=1e-5)
 
-    def test_softmin_is_near_the_smallest_reward(self):
+    @pytest.mark.parametrize("credit", ["sum_to_go", "step", "min", "softmin", "delta", "clip"])
+    def test_advantages_of_steps_are_centered(self, credit):
+        rewards = torch.rand(64, 5, generator=torch.Generator().manual_seed(0)).tolist()
+        advantages = process_advantages(rewards, [[0, 1, 2, 3, 4]] * 64, 64, 5, credit=credit)
+        if credit == "sum_to_go":  # a step's advantage is a sum; what is centered is the normalized rewards
+            advantages = advantages - advantages.roll(-1, dims=1).where(torch.arange(5) < 4, 0)
+        assert abs(advantages.mean().item()) < 1e-5
+
+    def test_softmin_returns_about_the_smallest_reward(self):
         # PURE: the return from the start is about the worst step's reward, whatever the number of steps
-        normalized = process_advantages([[0.9, 0.1, 0.8], [0.5]], [[0, 1, 2], [0]], 2, 3, scale="none")
-        soft = process_advantages([[0.9, 0.1, 0.8], [0.5]], [[0, 1, 2], [0]], 2, 3, scale="none", credit="softmin")
-        mean = (0.9 + 0.1 + 0.8 + 0.5) / 4
-        assert soft[0, 0].item() == pytest.approx(0.1 - mean, abs=2e-3)
-        assert normalized[0, 0].item() == pytest.approx(1.8 - 3 * mean, abs=1e-6)
+        rewards = torch.tensor([[0.9, 0.1, 0.8], [0.5, torch.nan, torch.nan]])
+        returns = step_returns(rewards, rewards, "softmin")
+        assert returns[0, 0].item() == pytest.approx(0.1, abs=2e-3)
+        assert returns[1, 0].item() == pytest.approx(0.5)
 
     def test_an_unknown_credit_is_refused(self):
         with pytest.raises(ValueError, match="`credit` is 'max', but must be one of 'sum_to_go', 'mean_to_go'"):
@@ -256,6 +265,11 @@ class TestConsistentCompletions:
         process = torch.tensor([0.1, 0.9, 0.2, 0.8, 0.3, 0.7, 0.4, 0.6])
         kept = consistent_completions(rewards, process, 8, keep=0.5)
         assert kept.nonzero().flatten().tolist() == [0, 2, 4, 6]
+
+    def test_an_all_same_group_has_no_right_ones(self):
+        rewards = torch.full((8,), 0.7)  # whose float32 mean is below 0.7
+        process = torch.arange(8.0)
+        assert consistent_completions(rewards, process, 8, 0.5).nonzero().flatten().tolist() == [0, 1, 2, 3]
 
     def test_a_completion_without_process_score_is_kept_last(self):
         nan = float("nan")

@@ -48,7 +48,32 @@ def config(tmp_path, **options):
         ({"step_separator": "§"}, "`step_separator` is '§', which does nothing with supervision='outcome'"),
         ({"step_separator_is_regex": True}, "`step_separator_is_regex` is True, which does nothing with"),
         ({"supervision": "process", "outcome_weight": -1.0}, "`outcome_weight` is -1.0, but must be 0 or more"),
-        ({"process_filter_keep": 1.0}, "`process_filter_keep` is 1.0, but must be between 0 and 1"),
+        ({"process_filter_keep": 1.0}, "`process_filter_keep` is 1.0, which keeps 8 of 8 completions, but must keep"),
+        ({"process_filter_keep": 0.1}, "`process_filter_keep` is 0.1, which keeps 1 of 8 completions, but must keep"),
+        (
+            {"live_group_denominator": True, "advantage_baseline": "batch"},
+            "`live_group_denominator` is True, but with `advantage_baseline` 'batch' all-same groups train, too",
+        ),
+        (
+            {"live_group_denominator": True, "gradient_accumulation_steps": 3, "steps_per_generation": 2},
+            "`live_group_denominator` is True, but an optimizer step of 3 micro-batches is not made of whole",
+        ),
+        (
+            {"live_group_denominator": True, "multi_objective_aggregation": "normalize_then_sum"},
+            "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
+        ),
+        (
+            {"supervision": "process", "step_credit": "delta"},
+            "`step_credit` is 'delta', which leaves the last step to the outcome, but `outcome_weight` is 0",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "exact", "kl_placement": "both", "num_iterations": 2},
+            "needs the models as they were when sampling, but there are 2 updates",
+        ),
+        (
+            {"beta": 0.1, "kl_estimator": "exact", "sync_ref_model": True, "steps_per_generation": 4},
+            "needs the models as they were when sampling, but there are 4 updates",
+        ),
         (
             {"process_filter_keep": 0.5, "supervision": "process"},
             "`process_filter_keep` is 0.5, by which step rewards only filter, but",
@@ -101,6 +126,34 @@ def config(tmp_path, **options):
 def test_what_cannot_work_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         config(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"std_eps": "1e-4"}, "`std_eps` is '1e-4', but must be a number"),
+        ({"outcome_weight": None}, "`outcome_weight` is None, but must be a number"),
+        ({"kl_target": "0.1"}, "`kl_target` is '0.1', but must be a number"),
+        ({"live_group_denominator": "x"}, "`live_group_denominator` is 'x', but must be True or False"),
+    ],
+)
+def test_values_of_another_type_are_refused(tmp_path, options, message):
+    with pytest.raises(TypeError, match=message):
+        config(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, False),
+        ({"loss_type": "grpo", "beta": 0.04, "importance_sampling_level": "sequence"}, False),
+        ({"log_gradient_coefficient": True}, False),
+        ({"std_eps": 1e-3}, True),
+        ({"importance_sampling_level": "sequence_token"}, True),
+    ],
+)
+def test_knows_whether_training_differs_from_trls(tmp_path, options, expected):
+    assert config(tmp_path, **options).differs_from_trl == expected
 
 
 @pytest.mark.parametrize(

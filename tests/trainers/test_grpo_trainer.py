@@ -223,7 +223,7 @@ class TestAdvantageOptions:
             {"step_credit": "step"},
             {"step_credit": "min"},
             {"step_credit": "softmin"},
-            {"step_credit": "delta"},
+            {"step_credit": "delta", "outcome_weight": 1.0},
             {"step_credit": "clip"},
             {"advantage_baseline": "leave_one_out"},
             {"advantage_baseline": "batch", "scale_rewards": "batch"},

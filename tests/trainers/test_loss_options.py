@@ -360,6 +360,19 @@ class TestGradientCoefficient:
             [coefficients[mask.bool()].mean().item()], rel=1e-4
         )
 
+    def test_does_not_depend_on_the_cut_into_micro_batches(self, tmp_path, model_path, tokenizer):
+        logged = []
+        for size, accumulation in ((8, 1), (4, 2), (1, 8)):
+            trainer = make_trainer(
+                tmp_path, model_path, prompt_dataset(), tokenizer, per_device_train_batch_size=size, max_steps=1,
+                gradient_accumulation_steps=accumulation, log_gradient_coefficient=True, loss_type="grpo",
+            )  # fmt: skip
+            trainer.train()
+            log = trainer.state.log_history[0]
+            logged.append([log["gradient_coefficient/mean"], log["gradient_coefficient/std"], log["grad_norm"]])
+        for values in logged[1:]:
+            assert values == pytest.approx(logged[0], rel=1e-4, abs=1e-6)
+
     def test_does_not_change_the_training(self, tmp_path, model_path, tokenizer):
         models = []
         for logged in (True, False):
@@ -375,7 +388,8 @@ class TestLiveGroups:
     @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sapo", "cispo"])
     def test_loss_is_that_of_the_live_groups_alone(self, tmp_path, model_path, tokenizer, loss_type):
         def one_live_group(completion_ids, **kwargs):
-            return [*length_reward(completion_ids[:4]), *[1.0] * (len(completion_ids) - 4)]
+            # TRL's own advantages of eight times 0.7 are not 0 but 6e-4
+            return [*length_reward(completion_ids[:4]), *[0.7] * (len(completion_ids) - 4)]
 
         trainer = make_trainer(
             tmp_path, model_path, prompt_dataset(), tokenizer, reward_funcs=one_live_group, loss_type=loss_type,
@@ -387,6 +401,7 @@ class TestLiveGroups:
         plain = make_trainer(
             tmp_path, model_path, prompt_dataset(), tokenizer, loss_type=loss_type, reward_funcs=one_live_group
         )
+        assert plain.args.differs_from_trl is False
         plain.current_gradient_accumulation_steps = 1
         plain.model.train()
         rewards = torch.tensor(length_reward([ids[:n].tolist() for ids, n in zip(

@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 from .groups import GroupStatistics, all_within, group_statistics, masked_mean, masked_std, to_groups
-from .step_credit import credit_steps, spread_over_tokens
+from .step_credit import RETURN_CREDITS, credit_steps, first_from_here, spread_over_tokens, step_returns
 
 
 SCALES = ("group", "batch", "none")
@@ -59,7 +59,7 @@ def outcome_advantages(
     Raises:
         `ValueError`: if `baseline` or `scale` is unknown, or B is no multiple of `num_generations`.
     """
-    return normalized_rewards(
+    normalized = normalized_rewards(
         rewards,
         num_generations,
         baseline=baseline,
@@ -67,7 +67,8 @@ def outcome_advantages(
         std_correction=std_correction,
         eps=eps,
         tolerance=tolerance,
-    ).nan_to_num(nan=0.0)
+    )
+    return normalized.masked_fill(rewards.isnan(), 0)
 
 
 def process_advantages(
@@ -100,7 +101,7 @@ def process_advantages(
         length (`int`):
             Number of completion tokens in the result, T.
         credit (`str`, *optional*, defaults to `"sum_to_go"`):
-            How normalized step rewards become the advantages of steps, see [`credit_steps`].
+            How step rewards become the advantages of steps, see [`~trl_grpo_ext.objective.step_credit`].
         baseline, scale, std_correction, eps, tolerance:
             As for [`outcome_advantages`], with means and standard deviations over step rewards. `"leave_one_out"`
             subtracts the mean over the steps of the other completions.
@@ -115,16 +116,42 @@ def process_advantages(
     """
     for index, (rewards, ends) in enumerate(zip(step_rewards, step_ends, strict=True)):
         check_step_ends(index, rewards, ends, length)
-    normalized = normalized_rewards(
+    step_values = step_advantages(
         pad_step_rewards(step_rewards),
         num_generations,
+        credit=credit,
         baseline=baseline,
         scale=scale,
         std_correction=std_correction,
         eps=eps,
         tolerance=tolerance,
     )
-    return spread_over_tokens(credit_steps(normalized, credit), pad_step_ends(step_ends, length), length)
+    return spread_over_tokens(step_values, pad_step_ends(step_ends, length), length)
+
+
+def step_advantages(
+    step_rewards: torch.Tensor, num_generations: int, *, credit: str = "sum_to_go", **normalization
+) -> torch.Tensor:
+    """
+    Advantages of steps, before they are spread over tokens.
+
+    Args:
+        step_rewards (`torch.Tensor` of shape (B, K)):
+            Step rewards, NaN where there is none; the G completions of a prompt are adjacent.
+        num_generations (`int`):
+            Number of completions a prompt, G.
+        credit, **normalization:
+            As for [`process_advantages`].
+
+    Returns:
+        `torch.Tensor` of shape (B, K) in float32, without NaN.
+    """
+    if credit not in RETURN_CREDITS:
+        return credit_steps(normalized_rewards(step_rewards, num_generations, **normalization), credit)
+    groups = to_groups(step_rewards, num_generations)
+    centered = (groups - group_statistics(groups).mean[..., None]).reshape(step_rewards.shape)
+    returns = step_returns(step_rewards.float(), centered, credit)
+    return first_from_here(normalized_rewards(returns, num_generations, **normalization))
 
 
 def normalized_rewards(

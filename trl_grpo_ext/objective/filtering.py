@@ -2,11 +2,11 @@
 
 import torch
 
-from .groups import masked_mean, to_groups
+from .groups import all_within, masked_mean, to_groups
 
 
 def consistent_completions(
-    rewards: torch.Tensor, process_scores: torch.Tensor, num_generations: int, keep: float
+    rewards: torch.Tensor, process_scores: torch.Tensor, num_generations: int, keep: float, tolerance: float = 1e-6
 ) -> torch.Tensor:
     """
     Choose the completions of each group whose process agrees with their outcome.
@@ -23,13 +23,15 @@ def consistent_completions(
             Number of completions a prompt, G.
         keep (`float`):
             Share of each group to keep; at least one right and one other completion stay where there are both.
+        tolerance (`float`, *optional*, defaults to `1e-6`):
+            A group whose rewards differ by no more than this is all-same.
 
     Returns:
         `torch.Tensor` of shape (B,), whether a completion is kept. Completions without reward are not.
     """
     outcomes = to_groups(rewards, num_generations).squeeze(-1)
     scored = ~outcomes.isnan()
-    right = scored & (outcomes > masked_mean(outcomes, scored))
+    right = scored & (outcomes > masked_mean(outcomes, scored)) & ~all_within(outcomes, tolerance)
     agreement = to_groups(process_scores, num_generations).squeeze(-1)
     agreement = agreement.where(right, -agreement).nan_to_num(nan=-torch.inf)
     num_right, num_others = right.sum(-1, keepdim=True), (scored & ~right).sum(-1, keepdim=True)

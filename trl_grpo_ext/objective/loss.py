@@ -152,15 +152,15 @@ def aggregate(
     default: float | torch.Tensor
     match loss_type:
         case "grpo" | "sapo":
-            total, default = (per_token.sum(-1) / mask.sum(-1).clamp(min=1)).sum(), len(mask)
+            total, default = (per_token.sum(-1) / mask.sum(-1).clamp(min=1)).sum(), max(len(mask), 1)
         case "dapo" | "cispo" | "vespo" | "bnpo":
             total, default = per_token.sum(), mask.sum().clamp(min=1)
         case "dr_grpo":
             if normalizer is None and max_completion_length is None:
                 raise ValueError("`max_completion_length` is missing, but loss_type='dr_grpo' divides by it.")
-            total, default = per_token.sum(), len(mask) * (max_completion_length or 1)
+            total, default = per_token.sum(), max(len(mask), 1) * (max_completion_length or 1)
         case "luspo":
-            total, default = per_token.sum(), len(mask)
+            total, default = per_token.sum(), max(len(mask), 1)
         case _:
             raise ValueError(f"`loss_type` is {loss_type!r}, but must be one of {', '.join(map(repr, LOSS_TYPES))}.")
     return total / (default if normalizer is None else normalizer)

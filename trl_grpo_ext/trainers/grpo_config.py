@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
-from ..objective.advantages import BASELINES
+from ..objective.advantages import BASELINES, GROUP_BASELINES
 from ..objective.kl import CREDITS as KL_CREDITS
 from ..objective.kl import ESTIMATORS, GRADIENTS, PLACEMENTS, check_kl
 from ..objective.step_credit import CREDITS as STEP_CREDITS
@@ -18,6 +18,10 @@ class GRPOExtConfig(GRPOConfig):
     All of [`~trl.GRPOConfig`]'s parameters keep their names, defaults and meaning; `loss_type`, `scale_rewards`,
     `beta`, `epsilon` and `num_iterations` apply to process supervision as well. With the parameters below at their
     defaults, training is `trl.GRPOTrainer`'s, bit for bit.
+
+    With any of them changed (but for the last), token-level losses divide by the tokens of the whole optimizer step also
+    where it is made of several generation batches; TRL then takes the mean of their means. `off_policy_mask_threshold`
+    with token advantages masks tokens, not completions.
 
     `importance_sampling_level` has one more value, `"sequence_token"` (GSPO-token, arXiv:2507.18071): the ratio of the
     completion, with the gradient of each token. It is the sequence-level ratio for token advantages.
@@ -42,7 +46,8 @@ class GRPOExtConfig(GRPOConfig):
         process_filter_keep (`float`, *optional*):
             Share of each group that trains, chosen by its step rewards: right completions of high and others of low
             mean step reward, in balance (PROF, arXiv:2509.03403). Step rewards then filter, and outcome rewards train.
-            The advantages of the others are 0, and the statistics of the group are without them.
+            The advantages of the others are 0, and the statistics of the group are without them; the loss is still
+            divided by all.
         advantage_baseline (`str`, *optional*, defaults to `"mean"`):
             What is subtracted from rewards: the `"mean"` of the group, of its other members (`"leave_one_out"`, RLOO,
             arXiv:2402.14740), of the `"batch"` (REINFORCE++, arXiv:2501.03262), or `"none"`. Scaling always divides by
@@ -56,8 +61,9 @@ class GRPOExtConfig(GRPOConfig):
             A group whose rewards differ by no more than this counts as all-same: its advantages are exactly 0.
         live_group_denominator (`bool`, *optional*, defaults to `False`):
             Whether the policy term is averaged over completions (or tokens) of live groups only, leaving those of
-            all-same groups out of the denominator. Changes the objective: the fewer groups are live, the larger the
-            step. The KL in the loss is still averaged over all.
+            all-same groups out of the denominator of an optimizer step (of a generation batch, where that is made of
+            several steps). Changes the objective: the fewer groups are live, the larger the step. The KL in the loss
+            is still averaged over all.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             Estimator of the divergence from the reference: `"k1"`, `"k2"`, `"k3"` (the paper's Eq. 4) or `"exact"`
             (full vocabulary). `"abs"` is refused: it is for monitoring, and logged as `kl/abs`.
@@ -71,15 +77,16 @@ class GRPOExtConfig(GRPOConfig):
             `use_bias_correction_kl` says where there is a choice (k3 in the loss), the only possible one elsewhere.
         kl_credit (`str`, *optional*, defaults to `"suffix"`):
             What a token answers for where the divergence is part of the reward: that of itself and all later tokens
-            (`"suffix"`), or of the whole `"sequence"`.
+            (`"suffix"`), or of the whole `"sequence"`, which has the same expected gradient with more noise.
         kl_target (`float`, *optional*):
             Divergence a token, in nats, that `beta` is adapted to (Ziegler et al., arXiv:1909.08593): it is compared
             with the logged `kl` after every optimizer step, and survives a resume. `beta` is the first coefficient.
         kl_horizon (`float`, *optional*):
             Number of completions over which `beta` changes by up to 20 %. Needed with `kl_target`.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
-            Whether to log mean and standard deviation of the coefficient that multiplies a token's gradient (the
-            paper's Eq. 5), as `gradient_coefficient/mean` and `gradient_coefficient/std`.
+            Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
+            multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
+            `gradient_coefficient/std`. What acts on the whole distribution is not in it: the exact KL, the entropy.
 
     Raises:
         `ValueError`: if a value is out of range, a combination cannot work, or an option would do nothing.
@@ -192,18 +199,16 @@ class GRPOExtConfig(GRPOConfig):
                 f"`importance_sampling_level` is 'sequence_token', but `loss_type` {self.loss_type!r} has a sequence "
                 "ratio of its own; use another loss type."
             )
-        if self.live_group_denominator and self.loss_type == "bnpo":
-            raise ValueError(
-                "`live_group_denominator` is True, but `loss_type` 'bnpo' divides by the tokens of each micro-batch, "
-                "whichever groups they are of; use 'dapo'."
-            )
+        if self.live_group_denominator:
+            self._check_live_group_denominator()
 
     @property
     def differs_from_trl(self) -> bool:
-        """Whether any parameter that [`~trl.GRPOConfig`] does not have is changed."""
-        ours = {item.name: item.default for item in fields(self)}
-        theirs = {item.name for item in fields(GRPOConfig)}
-        return any(getattr(self, name) != default for name, default in ours.items() if name not in theirs)
+        """Whether training is changed by a parameter, or a value, that [`~trl.GRPOConfig`] does not have."""
+        theirs = {"log_gradient_coefficient", *(item.name for item in fields(GRPOConfig))}
+        ours = {item.name: item.default for item in fields(self) if item.name not in theirs}
+        has_changed = any(getattr(self, name) != default for name, default in ours.items())
+        return has_changed or self.importance_sampling_level == "sequence_token"
 
     @property
     def scores_steps(self) -> bool:
@@ -219,7 +224,9 @@ class GRPOExtConfig(GRPOConfig):
     def changes_outcome_advantages(self) -> bool:
         """Whether outcome advantages are computed otherwise than TRL computes them."""
         options = (self.std_correction, self.std_eps, self.zero_advantage_tolerance, self.advantage_baseline)
-        return options != (1, 1e-4, 1e-6, "mean") or self.process_filter_keep is not None
+        is_changed = options != (1, 1e-4, 1e-6, "mean")
+        # TRL's own advantages of an all-same group are rounding noise, by which it would count as live.
+        return is_changed or self.process_filter_keep is not None or self.live_group_denominator
 
     @property
     def changes_kl(self) -> bool:
@@ -235,6 +242,22 @@ class GRPOExtConfig(GRPOConfig):
         return "importance_weighted" if has_choice and self.use_bias_correction_kl else "naive"
 
     def _check_values(self):
+        numbers = (
+            "outcome_weight",
+            "process_filter_keep",
+            "std_eps",
+            "zero_advantage_tolerance",
+            "kl_target",
+            "kl_horizon",
+        )
+        for name in numbers:
+            value = getattr(self, name)
+            is_optional = name in ("process_filter_keep", "kl_target", "kl_horizon")
+            if not isinstance(value, (int, float)) and not (value is None and is_optional):
+                raise TypeError(f"`{name}` is {value!r}, but must be a number.")
+        for name in ("step_separator_is_regex", "live_group_denominator", "log_gradient_coefficient"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` is {getattr(self, name)!r}, but must be True or False.")
         for name, choices in (
             ("supervision", ("outcome", "process")),
             ("step_credit", STEP_CREDITS),
@@ -255,13 +278,21 @@ class GRPOExtConfig(GRPOConfig):
         for name in ("zero_advantage_tolerance", "outcome_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}, but must be 0 or more, and finite.")
-        if self.process_filter_keep is not None and not 0 < self.process_filter_keep < 1:
-            raise ValueError(
-                f"`process_filter_keep` is {self.process_filter_keep!r}, but must be between 0 and 1; leave it out to "
-                "train on all completions."
-            )
+        if self.process_filter_keep is not None:
+            num_kept = round(self.process_filter_keep * self.num_generations)
+            if not 2 <= num_kept < self.num_generations:
+                raise ValueError(
+                    f"`process_filter_keep` is {self.process_filter_keep!r}, which keeps {num_kept} of "
+                    f"{self.num_generations} completions, but must keep at least 2 and not all; leave it out to train "
+                    "on all."
+                )
 
     def _check_supervision(self):
+        if self.step_credit == "delta" and self.outcome_weight == 0:
+            raise ValueError(
+                "`step_credit` is 'delta', which leaves the last step to the outcome, but `outcome_weight` is 0; set "
+                "it, to 1 for instance."
+            )
         if self.supervision == "process" and self.process_filter_keep is not None:
             raise ValueError(
                 f"`process_filter_keep` is {self.process_filter_keep}, by which step rewards only filter, but "
@@ -282,8 +313,27 @@ class GRPOExtConfig(GRPOConfig):
             raise ValueError(
                 f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes outcome "
                 "rewards by TRL's constants; use 'sum_then_normalize' with supervision='process', and wherever "
-                "`advantage_baseline`, `std_correction`, `std_eps`, `zero_advantage_tolerance` or "
-                "`process_filter_keep` is changed."
+                "`advantage_baseline`, `std_correction`, `std_eps`, `zero_advantage_tolerance`, `process_filter_keep` "
+                "or `live_group_denominator` is changed."
+            )
+
+    def _check_live_group_denominator(self):
+        if self.loss_type == "bnpo":
+            raise ValueError(
+                "`live_group_denominator` is True, but `loss_type` 'bnpo' divides by the tokens of each micro-batch, "
+                "whichever groups they are of; use 'dapo'."
+            )
+        if self.advantage_baseline not in GROUP_BASELINES:
+            raise ValueError(
+                f"`live_group_denominator` is True, but with `advantage_baseline` {self.advantage_baseline!r} all-same "
+                "groups train, too; use 'mean' or 'leave_one_out'."
+            )
+        window, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
+        if window % accumulation != 0 and accumulation % window != 0:
+            raise ValueError(
+                f"`live_group_denominator` is True, but an optimizer step of {accumulation} micro-batches is not made "
+                f"of whole generation batches of {window}; make one of `gradient_accumulation_steps` and "
+                "`steps_per_generation` a multiple of the other."
             )
 
     def _check_token_advantages(self):
@@ -320,6 +370,13 @@ class GRPOExtConfig(GRPOConfig):
                     f"`kl_horizon` is {self.kl_horizon!r}, but must be at least the {completions} completions of an "
                     "optimizer step, and finite."
                 )
+        num_updates = self.num_iterations * max(1, self.steps_per_generation // self.gradient_accumulation_steps)
+        if self.kl_estimator == "exact" and num_updates > 1 and (self.kl_placement == "both" or self.sync_ref_model):
+            raise ValueError(
+                f"`kl_estimator` is 'exact', which with kl_placement={self.kl_placement!r} and sync_ref_model="
+                f"{self.sync_ref_model} needs the models as they were when sampling, but there are {num_updates} "
+                "updates a generation batch; make it one (`num_iterations`, `steps_per_generation`), or use 'k3'."
+            )
         if self.changes_kl and self.beta == 0:
             raise ValueError(
                 "`beta` is 0, so that there is no divergence for `kl_estimator`, `kl_placement`, `kl_gradient` or "

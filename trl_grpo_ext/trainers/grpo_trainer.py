@@ -7,11 +7,11 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import get_config_model_id, nanstd
 
 from ..model_card import describe_training
-from ..objective.advantages import normalized_rewards, outcome_advantages, pad_step_ends
+from ..objective.advantages import outcome_advantages, pad_step_ends, step_advantages
 from ..objective.filtering import consistent_completions
 from ..objective.groups import group_statistics, to_groups
 from ..objective.loss import live_group_scale
-from ..objective.step_credit import credit_steps, spread_over_tokens
+from ..objective.step_credit import spread_over_tokens
 from ..prm.process_reward_model import ProcessRewardModel
 from ..steps import SeparatorSplitter, Steps, TextSplitter
 from .grpo_config import GRPOExtConfig
@@ -140,9 +140,14 @@ class GRPOExtTrainer(LossOptions):
             advantages = self._process_advantages(batch)
         elif self.args.changes_outcome_advantages:
             advantages = self._outcome_advantages(len(advantages))
-        if self.args.live_group_denominator:
-            advantages = advantages * self._live_group_scale(advantages, own_tokens(batch))
         return advantages
+
+    def pool_batches(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        batches = super().pool_batches(batches)
+        if not getattr(self.args, "live_group_denominator", False):
+            return batches
+        scale = self._live_group_scale(batches)
+        return [{**batch, "advantages": batch["advantages"] * scale} for batch in batches]
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         model_name = model_name or (self.args.hub_model_id or Path(self.args.output_dir).name).split("/")[-1]
@@ -165,8 +170,13 @@ class GRPOExtTrainer(LossOptions):
 
     def _process_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
         num_rows, length = batch["completion_mask"].shape
-        normalized = normalized_rewards(self._step_rewards, self.generations_per_prompt, **self._normalization_options)
-        step_values = credit_steps(normalized[self.local_rows(num_rows)], self.args.step_credit)
+        every_value = step_advantages(
+            self._step_rewards,
+            self.generations_per_prompt,
+            credit=self.args.step_credit,
+            **self._normalization_options,
+        )
+        step_values = every_value[self.local_rows(num_rows)]
         step_ends = pad_step_ends([steps.ends for steps in self._steps], length, num_steps=step_values.shape[1])
         advantages = spread_over_tokens(step_values, step_ends.to(step_values.device), length)
         if self.args.outcome_weight > 0:
@@ -178,19 +188,24 @@ class GRPOExtTrainer(LossOptions):
         if self.args.process_filter_keep is not None:
             process_scores = self._step_rewards.nanmean(-1)
             kept = consistent_completions(
-                rewards, process_scores, self.generations_per_prompt, self.args.process_filter_keep
+                rewards,
+                process_scores,
+                self.generations_per_prompt,
+                self.args.process_filter_keep,
+                self.args.zero_advantage_tolerance,
             )
             self.log_metric("process_filter/kept_step_reward", process_scores[kept].nanmean().item())
             rewards = rewards.masked_fill(~kept, torch.nan)
         advantages = outcome_advantages(rewards, self.generations_per_prompt, **self._normalization_options)
         return advantages[self.local_rows(num_rows)]
 
-    def _live_group_scale(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        moves = gather((advantages != 0).reshape(len(advantages), -1).any(-1))
-        group_moves = moves.view(-1, self.generations_per_prompt).any(-1)
-        is_live = group_moves.repeat_interleave(self.generations_per_prompt)
+    def _live_group_scale(self, batches: list[dict[str, Any]]) -> torch.Tensor:
+        moves = [gather((b["advantages"] != 0).reshape(len(b["advantages"]), -1).any(-1)) for b in batches]
+        lengths = [gather(own_tokens(batch).sum(-1)) for batch in batches]
+        group_moves = torch.cat(moves).view(-1, self.generations_per_prompt).any(-1)
         self.log_metric("frac_groups_live", group_moves.float().mean().item())
-        return live_group_scale(is_live, gather(mask.sum(-1)), self.loss_type)
+        is_live = group_moves.repeat_interleave(self.generations_per_prompt)
+        return live_group_scale(is_live, torch.cat(lengths), self.loss_type)
 
     @property
     def _normalization_options(self) -> dict[str, Any]:

@@ -45,11 +45,12 @@ class LossOptions(GRPOSeams):
         self.extends_loss = self.replaces_kl or self._uses_gspo_token or self.args.log_gradient_coefficient
         # Where an optimizer step is made of several generation batches, TRL divides each by its own number of tokens,
         # so that the tokens of a short one weigh more.
-        self.normalizes_by_optimizer_step = (
-            self.args.differs_from_trl
-            and self.loss_type in ("dapo", "cispo", "vespo")
-            and self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
-        )
+        has_token_denominator = self.args.differs_from_trl and self.loss_type in ("dapo", "cispo", "vespo")
+        steps_per_rollout = self.args.steps_per_generation * self.num_iterations
+        self.pools_generation_batches = (
+            self.args.live_group_denominator or has_token_denominator
+        ) and self.args.gradient_accumulation_steps % steps_per_rollout == 0
+        self._coefficient_window: list[torch.Tensor] = []
         self._kl_window = torch.zeros(2, device=self.accelerator.device)
 
     def before_loss(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
@@ -59,7 +60,8 @@ class LossOptions(GRPOSeams):
             advantages = inputs["advantages"]
             advantages = advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages
             inputs["advantages"] = advantages - self.kl_coefficient * penalty
-        if inputs.get("old_per_token_logps") is not None:
+        changes_ratio = self.replaces_kl or self._uses_gspo_token
+        if changes_ratio and inputs.get("old_per_token_logps") is not None:
             old_logps = inputs["old_per_token_logps"]
             if self._uses_gspo_token:
                 old_logps = gspo_token_old_logps(logps, old_logps, mask)
@@ -73,8 +75,9 @@ class LossOptions(GRPOSeams):
             if self.args.kl_placement != "reward":
                 loss = loss + self.beta * aggregate(kl, mask, self.loss_type, normalizer=normalizer)
             self._log_kl(kl.detach(), inputs["ref_per_token_logps"], logps.detach(), mask)
-        if self.args.log_gradient_coefficient and loss.requires_grad:
-            self._log_gradient_coefficient(loss, logps, mask, token_weights(mask, self.loss_type, normalizer))
+        if self.args.log_gradient_coefficient and self.mode == "train":
+            weights = token_weights(mask, self.loss_type, normalizer)
+            self._log_gradient_coefficient(loss, logps, mask, weights)
         return loss
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:
@@ -147,18 +150,19 @@ class LossOptions(GRPOSeams):
     def _log_gradient_coefficient(
         self, loss: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor
     ) -> None:
-        """Log mean and std over tokens of what multiplies grad log pi in the objective (Eq. 5)."""
+        """Log mean and std, over the tokens of an optimizer step, of what multiplies grad log pi (Eq. 5)."""
         (gradient,) = torch.autograd.grad(loss, logps, retain_graph=True)
-        coefficients = (-gradient / weights)[mask.bool()]
+        coefficients = (-gradient / weights)[mask.bool()].float()
         count = coefficients.new_tensor(len(coefficients))
-        mean = coefficients.sum() / count.clamp(min=1)
-        moments = torch.stack([count, mean, (coefficients - mean).square().sum()])
-        counts, means, squares = self.accelerator.gather(moments).view(-1, 3).unbind(-1)
-        total = counts.sum().clamp(min=1)
-        pooled_mean = (counts * means).sum() / total
-        variance = (squares + counts * (means - pooled_mean).square()).sum() / total
-        self.log_metric("gradient_coefficient/mean", pooled_mean.item())
-        self.log_metric("gradient_coefficient/std", variance.sqrt().item())
+        self._coefficient_window.append(torch.stack([count, coefficients.sum(), coefficients.square().sum()]))
+        if not self.accelerator.sync_gradients:
+            return
+        count, total, squares = self.accelerator.reduce(torch.stack(self._coefficient_window).sum(0), reduction="sum")
+        self._coefficient_window = []
+        mean = total / count.clamp(min=1)
+        variance = squares / count.clamp(min=1) - mean.square()
+        self.log_metric("gradient_coefficient/mean", mean.item())
+        self.log_metric("gradient_coefficient/std", variance.clamp(min=0).sqrt().item())
 
     def _check_exact_kl(self) -> None:
         config = self.accelerator.unwrap_model(self.model).config.get_text_config()

@@ -48,7 +48,7 @@ class GRPOSeams(GRPOTrainer):
     extends_loss = False
     replaces_kl = False
     needs_hidden_states = False
-    normalizes_by_optimizer_step = False
+    pools_generation_batches = False
     _generation_batches: list = []
     _generated: list[dict[str, Any]] = []
     _loss_inputs: dict[str, Any] | None = None
@@ -103,15 +103,29 @@ class GRPOSeams(GRPOTrainer):
         self._generated = []
         return samples, num_items_in_batch
 
+    def pool_batches(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        Called with the generation batches that an optimizer step is made of, before their losses.
+
+        Args:
+            batches (`list[dict]`):
+                TRL's generation batches: one, or where `pools_generation_batches` all of the step.
+
+        Returns:
+            The batches to train on. By default each has the mean number of tokens, by which TRL's loss divides.
+        """
+        mean_tokens = torch.stack([batch["num_items_in_batch"] for batch in batches]).float().mean()
+        return [{**batch, "num_items_in_batch": mean_tokens} for batch in batches] if len(batches) > 1 else batches
+
     def _generate_and_score_completions(self, inputs):
-        is_split = len(self._generation_batches) > 1 and self.mode == "train"
-        if not (self.normalizes_by_optimizer_step and is_split):
-            return self._generate_and_score(inputs)
+        is_split = self.mode == "train" and self.pools_generation_batches and len(self._generation_batches) > 1
+        if not is_split:
+            return self.pool_batches([self._generate_and_score(inputs)])[0]
         if not self._generated:
-            # All that one optimizer step is made of, so that its number of tokens is known from the first loss on
-            self._generated = [self._generate_and_score(batch) for batch in self._generation_batches]
-            mean_tokens = torch.stack([batch["num_items_in_batch"] for batch in self._generated]).float().mean()
-            self._generated = [{**batch, "num_items_in_batch": mean_tokens} for batch in self._generated]
+            # All at once, so that the denominators of the step are known from its first loss on
+            self._generated = self.pool_batches(
+                [self._generate_and_score(batch) for batch in self._generation_batches]
+            )
         return self._generated.pop(0)
 
     def _generate_and_score(self, inputs):
