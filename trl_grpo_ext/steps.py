@@ -18,6 +18,17 @@ from transformers import PreTrainedTokenizerBase
 
 TextSplitter = Callable[[str], list[str]]
 
+# Patterns for `step_separator` with `step_separator_is_regex`
+STEP_MARKERS = r"(?im)(?=^[ \t]*(?:[#*]+[ \t]*)?step[ \t]+\d+[ \t]*[:.)*])"
+r"""Before "Step 3:" at the start of a line, in whatever case, also as a heading or in bold."""
+SENTENCES = (
+    r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!\bMr\.)(?<!\bMrs\.)(?<!\bMs\.)(?<!\bDr\.)(?<!\bvs\.)"
+    r"[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9$\\])"
+)
+r"""Between sentences of a paragraph, not within numbers nor after initials and titles."""
+THINKING = r"\n{2,}|</think>\s*"
+r"""After a `<think>` block, and between the paragraphs within it and after it."""
+
 
 @dataclass(frozen=True)
 class Steps:

@@ -19,9 +19,9 @@ class GRPOExtConfig(GRPOConfig):
     `beta`, `epsilon` and `num_iterations` apply to process supervision as well. With the parameters below at their
     defaults, training is `trl.GRPOTrainer`'s, bit for bit.
 
-    With any of them changed (but for the last), token-level losses divide by the tokens of the whole optimizer step also
-    where it is made of several generation batches; TRL then takes the mean of their means. `off_policy_mask_threshold`
-    with token advantages masks tokens, not completions.
+    With any of them changed (but for the last), token-level losses divide by the tokens of the whole optimizer step
+    also where it is made of several generation batches; TRL then takes the mean of their means.
+    `off_policy_mask_threshold` with token advantages masks tokens, not completions.
 
     `importance_sampling_level` has one more value, `"sequence_token"` (GSPO-token, arXiv:2507.18071): the ratio of the
     completion, with the gradient of each token. It is the sequence-level ratio for token advantages.
@@ -325,8 +325,8 @@ class GRPOExtConfig(GRPOConfig):
             )
         if self.advantage_baseline not in GROUP_BASELINES:
             raise ValueError(
-                f"`live_group_denominator` is True, but with `advantage_baseline` {self.advantage_baseline!r} all-same "
-                "groups train, too; use 'mean' or 'leave_one_out'."
+                f"`live_group_denominator` is True, but with `advantage_baseline` {self.advantage_baseline!r} "
+                "all-same groups train, too; use 'mean' or 'leave_one_out'."
             )
         window, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
         if window % accumulation != 0 and accumulation % window != 0:
