@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from trl_grpo_ext.scripts import deepseekmath
 
@@ -75,6 +75,18 @@ class TestDefaultJob:
         deepseekmath.run([*SMALL, "--supervision", "outcome", "--output_dir", str(tmp_path / "output")])
         results = json.loads((tmp_path / "output" / "results.json").read_text())
         assert results["config"]["supervision"] == "outcome"
+
+
+def test_takes_a_process_reward_model_by_its_folder(tmp_path):
+    folder = str(tmp_path / "prm")
+    AutoModelForTokenClassification.from_pretrained(deepseekmath.EMBEDDED_POLICY).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(deepseekmath.EMBEDDED_POLICY).save_pretrained(folder)
+    output_dir = tmp_path / "output"
+    deepseekmath.run(
+        [*SMALL, "--num_eval_problems", "0", "--step_reward_funcs", folder, "--output_dir", str(output_dir)]
+    )
+    logs = json.loads((output_dir / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
+    assert 0 < logs[0]["step_rewards/prm/mean"] < 1
 
 
 def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path):

@@ -16,6 +16,13 @@ from .helpers import make_trainer
     [
         ("_calculate_rewards", ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
         ("_generate_and_score_completions", ["self", "inputs"]),
+        (
+            "_generate_single_turn",
+            ["self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
+        ),
+        ("_compute_loss", ["self", "model", "inputs"]),
+        ("_save_checkpoint", ["self", "model", "trial"]),
+        ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
         ("_log_completion_extra", ["self", "column", "values"]),
         ("_log_metric", ["self", "name", "value"]),
     ],
@@ -31,10 +38,24 @@ def test_methods_of_trl_that_we_extend_or_call(method, parameters):
 def test_attributes_of_trl_that_we_read(tmp_path, model, tokenizer):
     trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer)
     for attribute in (
-        "_buffered_inputs", "_logs", "_metrics", "_tokenizer", "num_generations", "num_generations_eval",
-        "reward_weights", "scale_rewards",
+        "_buffered_inputs", "beta", "importance_sampling_level", "loss_type",
+        "max_completion_length", "num_iterations", "temperature", "_logs", "_metrics", "_tokenizer",
+        "num_generations", "num_generations_eval", "reward_weights", "scale_rewards",
     ):  # fmt: skip
         assert hasattr(trainer, attribute), f"TRL no longer has GRPOTrainer.{attribute}; adapt trainers/seams.py"
+
+
+def test_trl_still_reads_what_we_change_after_the_forward_pass():
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    forward = source.index("self._get_per_token_logps_and_entropies(")
+    for read in ('inputs["advantages"]', 'inputs.get("old_per_token_logps")'):
+        assert source.index(read) > forward, f"TRL reads {read} before the policy's forward pass; adapt before_loss"
+
+
+def test_trl_still_calls_the_reference_last_when_it_generates():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    calls = [source.index(name) for name in ("ref_per_token_logps, _, _", "old_per_token_logps, _, _")]
+    assert calls[0] > calls[1], "TRL computes the reference's log probabilities before the old ones; adapt seams.py"
 
 
 def test_trl_still_trains_on_token_advantages():

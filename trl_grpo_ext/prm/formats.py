@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from ..rewards.answer import completion_text
 from .heads import Qwen2ForProcessRewardModel, Qwen2ForStepValues
 
 
@@ -319,15 +320,8 @@ def question_of(prompt: str | list) -> str:
     """The question as text: a plain prompt, or what the user said last."""
     if isinstance(prompt, str):
         return prompt
-    said = [message["content"] for message in prompt if message["role"] == "user"]
-    return text_of(said[-1]) if said else ""
-
-
-def text_of(content: str | list | None) -> str:
-    """The text of a message, whose content may be missing or come in blocks."""
-    if isinstance(content, list):
-        return "".join(block.get("text") or "" for block in content)
-    return content or ""
+    said = [message for message in prompt if message["role"] == "user"]
+    return completion_text(said[-1:])
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list) -> list[int]:

@@ -8,8 +8,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import cached_file
 from trl.trainer.utils import get_config_model_id
 
+from ..rewards.answer import completion_text
 from ..steps import SeparatorSplitter, TextSplitter
-from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format, text_of
+from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format
 
 
 SETTINGS_FILE = "process_reward_model.json"
@@ -227,11 +228,3 @@ def resolve_format(
     if settings:
         return TokenClassificationFormat(settings["step_separator"])
     return detect_format(config or AutoConfig.from_pretrained(name_or_path), name_or_path)
-
-
-def completion_text(completion: str | list) -> str:
-    """The text of a completion, plain or conversational: that of its last message by the assistant."""
-    if isinstance(completion, str):
-        return completion
-    said = [message.get("content") for message in completion if message.get("role") == "assistant"]
-    return text_of(said[-1]) if said else ""

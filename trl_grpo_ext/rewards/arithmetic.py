@@ -128,7 +128,7 @@ def evaluate(expression: str) -> Fraction | None:
 def evaluate_node(node: ast.expr, text: str) -> Fraction:
     match node:
         case ast.Constant(value=int() | float()):
-            return Fraction(ast.get_source_segment(text, node))
+            return Fraction(ast.get_source_segment(text, node) or "")
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](evaluate_node(left, text), evaluate_node(right, text))
         case ast.UnaryOp(op=ast.USub(), operand=operand):

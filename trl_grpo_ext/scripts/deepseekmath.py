@@ -35,7 +35,8 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from ..callbacks import CompactProgressCallback, plot_training
 from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..evaluation import confidence_interval, evaluate_policy
-from ..rewards import answer_reward
+from ..prm import ProcessRewardModel
+from ..rewards import answer_reward, arithmetic_reward
 from ..tasks import EMBEDDED_POLICY, make_dataset, make_sums_dataset, working_reward
 from ..trainers.grpo_config import GRPOExtConfig
 from ..trainers.grpo_trainer import GRPOExtTrainer
@@ -44,7 +45,7 @@ from ..trainers.grpo_trainer import GRPOExtTrainer
 DEFAULT_CONFIG = Path(__file__).with_name("embedded.yaml")
 REWARD_FUNCS: dict[str, Callable] = {"answer_reward": answer_reward}
 TASKS: dict[str, Callable[..., Dataset]] = {"word_problems": make_dataset, "sums": make_sums_dataset}
-STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward}
+STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward, "arithmetic_reward": arithmetic_reward}
 
 
 @dataclass
@@ -67,8 +68,9 @@ class DeepSeekMathArguments:
         reward_funcs (`list[str]`, *optional*, defaults to `["answer_reward"]`):
             Reward functions: `"answer_reward"`, or dotted import paths.
         step_reward_funcs (`list[str]`, *optional*):
-            Step reward functions of process supervision: `"working_reward"` (embedded tasks only), or dotted import
-            paths. With `supervision="outcome"` they are used by `process_filter_keep` only.
+            Step rewards of process supervision: `"working_reward"` (embedded tasks only), `"arithmetic_reward"`,
+            dotted import paths of functions, or process reward models (folders, or Hub ids with a slash). With
+            `supervision="outcome"` they are used by `process_filter_keep` only.
         instruction (`str`, *optional*):
             Text to put after each question of a plain-text data set.
         num_train_problems (`int`, *optional*, defaults to `4000`):
@@ -98,7 +100,10 @@ class DeepSeekMathArguments:
     )
     step_reward_funcs: list[str] | None = field(
         default=None,
-        metadata={"help": "Step reward functions: 'working_reward' (embedded tasks only), or dotted import paths."},
+        metadata={
+            "help": "Step rewards: 'working_reward' (embedded tasks only), 'arithmetic_reward', dotted import paths "
+            "of functions, or process reward models (folders or Hub ids)."
+        },
     )
     instruction: str | None = field(
         default=None, metadata={"help": "Text to put after each question of a plain-text data set."}
@@ -249,6 +254,8 @@ def import_functions(names: list[str] | str, registry: dict[str, Callable]) -> l
 def import_function(name: str, registry: dict[str, Callable]) -> Callable:
     if name in registry:
         return registry[name]
+    if registry is STEP_REWARD_FUNCS and ("/" in name or Path(name).is_dir()):
+        return ProcessRewardModel(name)
     module_name, _, function_name = name.rpartition(".")
     sys.path.insert(0, os.getcwd())
     try:

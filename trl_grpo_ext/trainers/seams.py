@@ -243,6 +243,19 @@ class GRPOSeams(GRPOTrainer):
 
     # What hooks may use
 
+    def sample_continuations(self, prefixes: list[list[int]]) -> list[list[int]]:
+        """
+        Continue ids with the policy, by the trainer's own generation (vLLM included) and sampling parameters.
+
+        Args:
+            prefixes (`list[list[int]]`):
+                Ids of prompts, or of prompts and beginnings of completions.
+
+        Returns:
+            `list[list[int]]`: the ids of one continuation each.
+        """
+        return self._generate_single_turn(prefixes, None, {}, num_generations=1)[0]
+
     @property
     def text_tokenizer(self):
         """The tokenizer, also where the processing class is a multimodal processor."""

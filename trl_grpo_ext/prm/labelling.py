@@ -1,0 +1,251 @@
+"""
+Step labels by sampling, after Math-Shepherd (arXiv:2312.08935): a step is worth its chance of coming out right.
+
+From the ids of each prefix of a solution the policy writes continuations, and the answers of these are checked. Labels
+made so estimate value, not correctness: a wrong step that the policy recovers from has a good label.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..evaluation import batched
+from ..rewards.answer import check_answer, final_answer, gold_answer
+from ..steps import Steps
+
+
+MODES = ("soft", "hard", "first_error")
+Sampler = Callable[[list[list[int]]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """
+    A solution to label.
+
+    Args:
+        prompt_ids (`list[int]`):
+            Ids of the prompt, as the policy was asked.
+        completion_ids (`list[int]`):
+            Ids of the solution, as sampled.
+        steps ([`~trl_grpo_ext.steps.Steps`]):
+            Its steps.
+        gold (`str`):
+            The right answer.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    steps: Steps
+    gold: str
+
+    def prefix(self, step: int) -> tuple[int, ...]:
+        """Ids of the prompt and of the solution up to and including a step."""
+        return (*self.prompt_ids, *self.completion_ids[: self.steps.ends[step] + 1])
+
+    def text_until(self, step: int) -> str:
+        return "".join(self.steps.texts[: step + 1])
+
+
+class StepLabeller:
+    """
+    Labels the steps of solutions by how continuations from them end.
+
+    Args:
+        sample (`Callable[[list[list[int]]], list[list[int]]]`):
+            Writes one continuation for each list of ids: [`model_sampler`], or
+            [`GRPOExtTrainer`]'s `sample_continuations`, by which the trainer's own generation, vLLM included, is used.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer of the ids.
+        num_continuations (`int`, *optional*, defaults to `8`):
+            Continuations of each prefix, Math-Shepherd's N. A prefix that solutions share is continued once.
+        mode (`str`, *optional*, defaults to `"soft"`):
+            `"soft"`: a step's label is the share of continuations that come right. `"hard"`: 1 if any does, else 0.
+            `"first_error"`: hard labels up to the first step from which none comes right, found by binary search, and
+            `None` after it (OmegaPRM, arXiv:2406.06592): fewer continuations, of wrong solutions only; the steps of
+            right ones are all right.
+
+    Raises:
+        `ValueError`: if `mode` is unknown or `num_continuations` below 1.
+    """
+
+    def __init__(
+        self, sample: Sampler, tokenizer: PreTrainedTokenizerBase, num_continuations: int = 8, mode: str = "soft"
+    ):
+        if mode not in MODES:
+            raise ValueError(f"`mode` is {mode!r}, but must be one of {', '.join(map(repr, MODES))}.")
+        if num_continuations < 1:
+            raise ValueError(f"`num_continuations` is {num_continuations}, but must be 1 or more.")
+        self.sample = sample
+        self.tokenizer = tokenizer
+        self.num_continuations = num_continuations
+        self.mode = mode
+        self.num_sampled = 0
+
+    def __call__(self, solutions: Sequence[Solution]) -> list[list[float | None]]:
+        """
+        Label solutions.
+
+        Args:
+            solutions (`Sequence[Solution]`):
+                The solutions; prefixes that they share are sampled from once.
+
+        Returns:
+            `list[list[float | None]]`: one label a step. The last one says whether the answer is right.
+        """
+        if self.mode == "first_error":
+            return self._label_first_errors(solutions)
+        queries = [(s, step) for s in solutions for step in range(len(s.steps.ends) - 1)]
+        values = self._values(queries)
+        labels: list[list[float | None]] = []
+        for solution in solutions:
+            row = [values[solution.prefix(step)] for step in range(len(solution.steps.ends) - 1)]
+            if self.mode == "hard":
+                row = [float(value > 0) for value in row]
+            labels.append([*row, is_right(solution)])
+        return labels
+
+    def _label_first_errors(self, solutions: Sequence[Solution]) -> list[list[float | None]]:
+        # The first step of value 0 lies in [low, high] of each wrong solution; the last one surely is such a step.
+        ranges = {i: (0, len(s.steps.ends) - 1) for i, s in enumerate(solutions) if not is_right(s)}
+        while active := {i: (low, high) for i, (low, high) in ranges.items() if low < high}:
+            middles = {i: (low + high) // 2 for i, (low, high) in active.items()}
+            values = self._values([(solutions[i], middle) for i, middle in middles.items()])
+            for i, middle in middles.items():
+                low, high = active[i]
+                comes_right = values[solutions[i].prefix(middle)] > 0
+                ranges[i] = (middle + 1, high) if comes_right else (low, middle)
+        labels: list[list[float | None]] = []
+        for i, solution in enumerate(solutions):
+            num_steps = len(solution.steps.ends)
+            first_error = ranges[i][0] if i in ranges else num_steps
+            labels.append([1.0 if k < first_error else 0.0 if k == first_error else None for k in range(num_steps)])
+        return labels
+
+    def _values(self, queries: Sequence[tuple[Solution, int]]) -> dict[tuple[int, ...], float]:
+        """Share of right continuations of each distinct prefix."""
+        distinct = {solution.prefix(step): (solution, step) for solution, step in queries}
+        prefixes = [list(prefix) for prefix in distinct for _ in range(self.num_continuations)]
+        continuations = self.sample(prefixes) if prefixes else []
+        self.num_sampled += len(continuations)
+        texts = self.tokenizer.batch_decode(continuations, skip_special_tokens=True)
+        values = {}
+        for (prefix, (solution, step)), group in zip(
+            distinct.items(), batched(texts, self.num_continuations), strict=True
+        ):
+            written = solution.text_until(step)
+            values[prefix] = sum(answers(written + text, solution.gold) for text in group) / len(group)
+        return values
+
+
+def answers(text: str, gold: str) -> float:
+    """1 if a text's final answer is the gold one, else 0."""
+    return float(check_answer(final_answer(text), gold_answer(gold)) == 1.0)
+
+
+def is_right(solution: Solution) -> float:
+    return answers("".join(solution.steps.texts), solution.gold)
+
+
+def model_sampler(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int = 256,
+    temperature: float = 1.0,
+    batch_size: int = 64,
+) -> Sampler:
+    """
+    A sampler that continues ids with `model.generate`.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]), tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            The policy, or another completer.
+        max_new_tokens (`int`, *optional*, defaults to `256`):
+            Longest continuation.
+        temperature (`float`, *optional*, defaults to `1.0`):
+            Sampling temperature.
+        batch_size (`int`, *optional*, defaults to `64`):
+            Continuations written at once; prefixes of similar length go together.
+
+    Returns:
+        `Callable`, for [`StepLabeller`].
+    """
+    eos_token_id = model.generation_config.eos_token_id or tokenizer.eos_token_id
+    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    config = GenerationConfig(
+        do_sample=True, temperature=temperature, top_k=0, top_p=1.0, max_new_tokens=max_new_tokens,
+        pad_token_id=pad_token_id, eos_token_id=eos_token_id,
+    )  # fmt: skip
+
+    @torch.no_grad()
+    def sample(prefixes: list[list[int]]) -> list[list[int]]:
+        continuations: list[list[int]] = [[] for _ in prefixes]
+        order = sorted(range(len(prefixes)), key=lambda index: -len(prefixes[index]))
+        was_training = model.training
+        model.eval()
+        for batch in batched(order, batch_size):
+            longest = len(prefixes[batch[0]])
+            padding = [longest - len(prefixes[index]) for index in batch]
+            ids = [[pad_token_id] * gap + prefixes[index] for gap, index in zip(padding, batch, strict=True)]
+            mask = [[0] * gap + [1] * len(prefixes[index]) for gap, index in zip(padding, batch, strict=True)]
+            outputs = model.generate(
+                input_ids=torch.tensor(ids, device=model.device),
+                attention_mask=torch.tensor(mask, device=model.device),
+                generation_config=config,
+            )
+            for index, row in zip(batch, outputs[:, longest:].tolist(), strict=True):
+                continuations[index] = row
+        model.train(was_training)
+        return continuations
+
+    return sample
+
+
+class LabelStore:
+    """
+    Labelled rows on disk, as parquet, in parts that are written whole or not at all.
+
+    Args:
+        folder (`str` or `Path`):
+            Where the parts lie. `datasets.load_dataset(folder)` reads them.
+        settings (`dict`):
+            What the labels were made with. A folder made with other settings is refused.
+
+    Raises:
+        `ValueError`: if the folder holds labels made with other settings.
+    """
+
+    def __init__(self, folder: str | Path, settings: dict[str, Any]):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "settings.json"
+        if file.exists() and json.loads(file.read_text()) != settings:
+            raise ValueError(
+                f"`output_dir` is '{folder}', which holds labels made with other settings ({file}); name another "
+                "folder."
+            )
+        file.write_text(json.dumps(settings, indent=2) + "\n")
+
+    def has(self, part: int) -> bool:
+        """Whether a part is finished."""
+        return self._file(part).exists()
+
+    def write(self, part: int, rows: list[dict[str, Any]]) -> None:
+        """Write a part; a kill meanwhile leaves none."""
+        unfinished = self._file(part).with_suffix(".unfinished")
+        Dataset.from_list(rows).to_parquet(unfinished)
+        unfinished.replace(self._file(part))
+
+    def load(self) -> Dataset:
+        """All finished parts."""
+        return Dataset.from_parquet([str(file) for file in sorted(self.folder.glob("*.parquet"))])
+
+    def _file(self, part: int) -> Path:
+        return self.folder / f"train-{part:05d}.parquet"
