@@ -1,7 +1,12 @@
 """Autograd of each method's objective equals coefficient times gradient of the log probability, on a small model."""
 
+import itertools
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trl_grpo_ext.objective import gradient_coefficient, outcome_advantages, process_advantages
@@ -127,3 +132,53 @@ class TestSupervisedMethods:
         )
         expected = ROWS * eq_5(model, ids, torch.cat(coefficients), MASK)  # a sum over pairs, not a mean over rows
         assert_same_gradient(ours, expected)
+
+
+NUMBERS = st.floats(-3, 3, width=32)
+
+
+@st.composite
+def tokens(draw):
+    """Ragged rows of advantages and log probabilities, and what the mask keeps of them."""
+    rows, length = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    cells = [[[draw(NUMBERS) for _ in range(length)] for _ in range(rows)] for _ in range(4)]
+    mask = [[int(t < draw(st.integers(1, length))) for t in range(length)] for _ in range(rows)]
+    return [torch.tensor(cell) for cell in cells], torch.tensor(mask)
+
+
+class TestAgainstFloat64:
+    @settings(max_examples=100, deadline=None)
+    @given(tokens(), st.sampled_from([(0.2, None), (0.2, 0.28), (0.01, 0.01)]))
+    def test_ppo_and_grpo(self, case, clip):
+        (advantages, logps, old_logps, ref_logps), mask = case
+        low, high = clip[0], clip[0] if clip[1] is None else clip[1]
+        ppo = gradient_coefficient.ppo(advantages, logps, old_logps, mask, *clip)
+        grpo = gradient_coefficient.grpo(advantages, logps, old_logps, ref_logps, mask, 0.3, *clip)
+        for i, t in itertools.product(*map(range, mask.shape)):
+            a, new, old, ref = (x[i, t].double().item() for x in (advantages, logps, old_logps, ref_logps))
+            ratio = math.exp(new - old)
+            if any(abs(ratio - bound) < 1e-5 for bound in (1 - low, 1 + high)):
+                continue  # on the edge of the clip, where float32 may round either way
+            is_cut = (a > 0 and ratio > 1 + high) or (a < 0 and ratio < 1 - low)
+            expected = 0.0 if is_cut or not mask[i, t] else ratio * a
+            assert ppo[i, t].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            expected += 0.3 * (math.exp(ref - new) - 1) if mask[i, t] else 0.0
+            assert grpo[i, t].item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+    @settings(max_examples=100, deadline=None)
+    @given(tokens(), st.floats(0.0625, 2, width=32))
+    def test_dpo(self, case, beta):
+        (chosen, chosen_ref, rejected, rejected_ref), mask = case
+        better, worse = gradient_coefficient.dpo(chosen, chosen_ref, mask, rejected, rejected_ref, mask, beta)
+        for i, row in enumerate(mask.tolist()):
+            own = [t for t, is_own in enumerate(row) if is_own]
+
+            def mean_gap(logps, ref, i=i, own=own):
+                gaps = [(logps[i, t].double() - ref[i, t].double()).item() for t in own]
+                return sum(gaps) / max(len(gaps), 1)
+
+            margin = beta * (mean_gap(chosen, chosen_ref) - mean_gap(rejected, rejected_ref))
+            expected = beta / (1 + math.exp(margin))
+            for t, is_own in enumerate(row):
+                assert better[i, t].item() == pytest.approx(expected * is_own, rel=1e-4, abs=1e-6)
+                assert worse[i, t].item() == pytest.approx(-expected * is_own, rel=1e-4, abs=1e-6)

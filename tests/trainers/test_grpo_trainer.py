@@ -171,6 +171,19 @@ class TestProcessSupervision:
         all_same = [np.nanmax(group) == np.nanmin(group) for group in groups]
         assert log["step_rewards/frac_groups_all_same"] == np.mean(all_same)
 
+    def test_logs_whether_more_steps_are_paid_more(self, tmp_path, model, tokenizer):
+        # every step scores 1 in even completions and 0 in odd ones, so that the sum grows with the number of steps
+        def by_parity(steps, **kwargs):
+            return [[float(index % 2 == 0)] * len(texts) for index, texts in enumerate(steps)]
+
+        trainer = make_trainer(
+            tmp_path, model, prompt_dataset(), tokenizer, **process_options(step_reward_funcs=by_parity)
+        )
+        batch = generation_batch(trainer)
+        counts = [len(completion.ends) for completion in trainer._steps]
+        expected = np.corrcoef(counts, batch["advantages"][:, 0].tolist())[0, 1]
+        assert trainer._metrics["train"]["steps/count_advantage_correlation"] == [pytest.approx(expected, abs=1e-4)]
+
     def test_equal_rewards_train_nothing_and_are_counted(self, tmp_path, tokenizer, model_path):
         trainer = make_trainer(
             tmp_path,

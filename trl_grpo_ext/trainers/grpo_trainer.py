@@ -176,6 +176,7 @@ class GRPOExtTrainer(LossOptions):
             credit=self.args.step_credit,
             **self._normalization_options,
         )
+        self._log_count_correlation(every_value[:, 0])
         step_values = every_value[self.local_rows(num_rows)]
         step_ends = pad_step_ends([steps.ends for steps in self._steps], length, num_steps=step_values.shape[1])
         advantages = spread_over_tokens(step_values, step_ends.to(step_values.device), length)
@@ -219,7 +220,7 @@ class GRPOExtTrainer(LossOptions):
 
     def _log_step_counts(self, steps: list[Steps]) -> None:
         device = self.accelerator.device
-        counts = gather(torch.tensor([len(completion.ends) for completion in steps], device=device))
+        self._step_counts = counts = gather(torch.tensor([len(s.ends) for s in steps], device=device))
         lengths = gather(torch.tensor([completion.ends[-1] + 1 for completion in steps], device=device))
         if self.mode == "train":
             self._check_first_batch(counts)
@@ -227,6 +228,13 @@ class GRPOExtTrainer(LossOptions):
         self.log_metric("steps/min_count", counts.min().item())
         self.log_metric("steps/max_count", counts.max().item())
         self.log_metric("steps/mean_length", (lengths.sum() / counts.sum()).item())
+
+    def _log_count_correlation(self, first_values: torch.Tensor) -> None:
+        """Whether completions of more steps are paid more: the correlation with the first step's advantage."""
+        pairs = torch.stack([self._step_counts.float(), first_values])
+        has_spread = pairs.std(dim=1).min() > 0 if len(first_values) > 1 else False
+        correlation = torch.corrcoef(pairs)[0, 1].item() if has_spread else float("nan")
+        self.log_metric("steps/count_advantage_correlation", correlation)
 
     def _check_first_batch(self, step_counts: torch.Tensor) -> None:
         if not self._separator_is_proven and step_counts.max() == 1:
