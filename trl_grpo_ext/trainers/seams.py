@@ -118,8 +118,8 @@ class GRPOSeams(GRPOTrainer):
         return [{**batch, "num_items_in_batch": mean_tokens} for batch in batches] if len(batches) > 1 else batches
 
     def _generate_and_score_completions(self, inputs):
-        is_split = self.mode == "train" and self.pools_generation_batches and len(self._generation_batches) > 1
-        if not is_split:
+        is_split = self.pools_generation_batches and len(self._generation_batches) > 1
+        if not is_split or self.mode == "eval":
             return self.pool_batches([self._generate_and_score(inputs)])[0]
         if not self._generated:
             # All at once, so that the denominators of the step are known from its first loss on
