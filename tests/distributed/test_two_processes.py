@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ..objective.reference import numpy_process_advantages
+from .prm_two_processes import trained_weights
 
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +64,9 @@ def test_the_recipe_runs_on_two_processes(tmp_path):
     state = json.loads((tmp_path / "output" / "checkpoint-2" / "trainer_state.json").read_text())
     # 2 processes x 12 completions a step, so 3 groups of 8, the second of them on both processes
     assert state["num_input_tokens_seen"] > 0
+
+
+def test_a_prm_is_trained_as_by_one_process(tmp_path):
+    launch("-m", "tests.distributed.prm_two_processes", str(tmp_path))
+    of_two = torch.load(tmp_path / "weights.pt", weights_only=True)
+    torch.testing.assert_close(of_two, trained_weights(tmp_path / "one"), rtol=1e-4, atol=1e-6)

@@ -12,14 +12,15 @@ import os
 from dataclasses import asdict, dataclass, field
 
 import torch
+from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..data import load_prompt_dataset, to_prompts_and_solutions
-from ..prm.labelling import MODES, LabelStore, Solution, StepLabeller, model_sampler
-from ..steps import SeparatorSplitter, cut_into_steps
+from ..prm.labelling import MODES, LabelStore, Sampler, Solution, StepLabeller, model_sampler
+from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps
 from ..tasks import EMBEDDED_POLICY, make_dataset
 
 
@@ -109,7 +110,7 @@ def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
     report(store, labeller)
 
 
-def load_problems(script_args: LabelStepsArguments):
+def load_problems(script_args: LabelStepsArguments) -> Dataset:
     if script_args.dataset_name is None:
         return make_dataset(script_args.num_problems, seed=script_args.seed)
     dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)[script_args.dataset_split]
@@ -117,7 +118,14 @@ def load_problems(script_args: LabelStepsArguments):
     return problems.shuffle(seed=script_args.seed).select(range(min(script_args.num_problems, len(problems))))
 
 
-def label_part(rows, num_solutions, tokenizer, sample, labeller, splitter) -> list[dict]:
+def label_part(
+    rows: list[dict],
+    num_solutions: int,
+    tokenizer: PreTrainedTokenizerBase,
+    sample: Sampler,
+    labeller: StepLabeller,
+    splitter: TextSplitter,
+) -> list[dict]:
     """Sample solutions of some problems, and label their steps."""
     problems = [row for row in rows for _ in range(num_solutions)]
     prompts = [maybe_apply_chat_template({"prompt": row["prompt"]}, tokenizer)["prompt"] for row in problems]
