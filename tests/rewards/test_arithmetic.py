@@ -34,6 +34,19 @@ from .test_answer import DATA
         ("-3 + 5 = 2", [True]),
         ("the total of these 3 countries is -48+21+-3 = -30", [True]),
         ("4.20 + 9.45 + 1.35 = <<4.20+9.45+1.35=14.999999999999998>>15", [True, True]),
+        ("- 3 + 4 = 7\n* 3 * 4 = 12", [True, True]),
+        ("\u22123 + 5 = 2", [True]),
+        ("1/3 = 33%", [True]),
+        ("50% + 20% = 80%", [False]),
+        ("<<" + "1" * 500 + "/3=1>>", []),
+        *((text, []) for text in (
+            "5(2 + 3) = 25", "(3)(4) + 1 = 13", "2^2 + 3 = 7", "5^2 - 4 = 21", "\u221a16 + 2 = 6", "sqrt(9) * 2 = 6",
+            "log(10) * 3 = 3", "x + 2 - 3 = 7", "x - 4 + 2 = 9", "total - 5 + 3 = 8", "a1 + 2 = 5", "x_1 + 2 = 5",
+            "x/2 + 3 = 7", "3x + 2 + 4 = 3x + 6", "7 / 2 = 3 remainder 1", "10/3 = 3 1/3",
+            "100 + 10% = 110", "30 minutes * 4 = 2 hours", "50 cents * 4 = $2", "2 thousand * 3 = 6000",
+            "1e3 + 1 = 1001", "version 1.2.3 - 4 = 5", "sin(0) + 1 = 1", "2 + 3 = 5x", "7 - 3 = 4y + 2",
+            r"3 \times 4 = 12", r"\frac{1}{2} + 1 = 2",
+        )),
         ("x = 5", []),
         ("2s + 30 = 110", []),
         ("the discount is x - 25% = 19.50", []),
@@ -54,7 +67,7 @@ def test_equations(text, verdicts):
 def test_agrees_with_python(first, operations, slip, gap):
     expression = "".join([str(first), *(f"{gap or ''}{op} {n}" for op, n in operations)])
     value = eval("".join([str(first), *(f"{op}{n}" for op, n in operations)]))
-    [(_, verdict)] = check_equations(f"We have {expression} = {value + slip} now")
+    [(_, verdict)] = check_equations(f"We have {expression} = {value + slip}{gap or ' now'}")
     assert verdict == (slip == 0)
 
 

@@ -7,11 +7,12 @@ It reads GSM8K-style text, with units, money, percentages and `<<3*4=12>>` annot
 import ast
 import operator
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 
-NUMBER = r"(?:\d[\d,]*(?: \d{3}(?!\d))*(?:\.\d+)?|\.\d+)"
-OPERAND = rf"[-(\s]*[$€£]?\s*{NUMBER}\s*%?"
+NUMBER = r"(?:\d(?:[\d,]*\d)?(?: \d{3}(?!\d))*(?:\.\d+)?|\.\d+)"
+OPERAND = rf"[-\u2212(\s]*[$€£]?\s*{NUMBER}(?:\s*%)?"
 UNIT = r"(?:\s+(?!is\b|are\b|was\b|were\b|and\b|so\b|then\b)[A-Za-z]+){0,2}?"
 # "of" multiplies after a percentage or a fraction: "20% of 50", but not "6 packages of 3"
 # Besides - + * /: multiplication sign, division sign, middle dot, minus sign, en dash
@@ -20,6 +21,14 @@ EXPRESSION = rf"{OPERAND}\)*(?:{UNIT}\)*\s*{OPERATOR}{OPERAND}\)*)*"
 LEFT = re.compile(rf"({EXPRESSION}){UNIT}\s*$")
 RIGHT = re.compile(rf"\s*({EXPRESSION})")
 OPERATION = re.compile(rf"{NUMBER}\s*%?\)*{UNIT}\)*\s*{OPERATOR}")
+BULLET = re.compile(r"(?m)^\s*[-*+\u2022]\s+")
+# What stands at an expression's edge and belongs to it, but cannot be read: variables, powers, roots, products without
+# a sign, versions and remainders
+GOES_ON_BEFORE = re.compile(r"(?:[\w.)^\u221a](?=\Z)|[-+*/^\u221a\u00d7\u00f7\u00b7\u2212\u2013]\s*\Z)")
+GOES_ON_AFTER = re.compile(
+    r"[\w(^]|[ \t]*(?:[+*/^\u00d7\u00f7\u00b7]|-\s*[A-Za-z]\b|\d|(?:remainder|rem|r)\b)", re.IGNORECASE
+)
+NO_UNITS = {"x", "times", "of"}
 ANNOTATION = re.compile(r"<<([^<>=]+)=([^<>]+)>>")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 FLOAT_NOISE = Fraction(1, 10**9)  # calculators write 14.999999999999998
@@ -65,41 +74,69 @@ def check_equations(text: str) -> list[tuple[str, bool]]:
 
     An equation has at least one operation on its left. Decimals may be rounded as written (`10 / 3 = 3.33`).
     """
-    annotated = ANNOTATION.findall(text)[:MOST_EQUATIONS]
-    plain = ANNOTATION.sub("", text)
+    annotated = [Equation(*sides) for sides in ANNOTATION.findall(text) if max(map(len, sides)) <= LONGEST_EXPRESSION]
+    plain = BULLET.sub("", ANNOTATION.sub("", text))
     signs = [match.start() for match in re.finditer("=", plain)][:MOST_EQUATIONS]
-    written = [sides for sign in signs if (sides := sides_of(plain, sign))]
+    written = [equation for sign in signs if (equation := equation_at(plain, sign))]
     verdicts = {}
-    for left, right in [*annotated, *written]:
-        verdict = is_true(left, right)
+    for equation in [*annotated[:MOST_EQUATIONS], *written]:
+        verdict = is_true(equation)
         if verdict is not None:
-            verdicts[f"{normalize(left)}={normalize(right)}"] = verdict
+            verdicts[f"{normalize(equation.left)}={normalize(equation.right)}"] = verdict
     return list(verdicts.items())
 
 
-def sides_of(text: str, sign: int) -> tuple[str, str] | None:
-    """The expressions that end and begin at an equals sign, if there are."""
+@dataclass(frozen=True)
+class Equation:
+    """Two expressions, and whether both are known to count the same thing."""
+
+    left: str
+    right: str
+    has_one_unit: bool = True
+
+
+def equation_at(text: str, sign: int) -> Equation | None:
+    """The equation at an equals sign, if the expressions there are all that stands at its sides."""
     start = max(0, sign - LONGEST_EXPRESSION)
-    left = LEFT.search(text[start:sign])
-    right = RIGHT.match(text[sign + 1 : sign + 1 + LONGEST_EXPRESSION])
-    is_cut_off = left is not None and start > 0 and left.start() == 0
-    return None if left is None or right is None or is_cut_off else (left[1], right[1])
+    before, after = text[start:sign], text[sign + 1 : sign + 1 + LONGEST_EXPRESSION]
+    left, right = LEFT.search(before), RIGHT.match(after)
+    if left is None or right is None or (start > 0 and left.start() == 0):
+        return None
+    context, rest = before[: left.start()], after[right.end() :]
+    is_attached = context[-1:] and not left[1][0].isspace()
+    is_binary_minus = re.match(r"\s*[-\u2212]\s", left[1]) and context.rpartition("\n")[2].strip()
+    goes_on = GOES_ON_BEFORE.search(context if is_attached else context.rstrip() + " ")
+    if goes_on or is_binary_minus or GOES_ON_AFTER.match(rest):
+        return None
+    units = {unit(word) for word in re.findall(r"[A-Za-z]+", left[0])} - NO_UNITS
+    counted = re.match(r"\s*([A-Za-z]+)", rest)
+    return Equation(left[1], right[1], not units or (counted is not None and unit(counted[1]) in units))
 
 
-def is_true(left: str, right: str) -> bool | None:
-    """Whether an equation holds; `None` if its left is no calculation, or either side cannot be read."""
-    if not OPERATION.search(left):
+def unit(word: str) -> str:
+    """A unit's name, in singular or plural."""
+    return word.lower().rstrip("s")
+
+
+def is_true(equation: Equation) -> bool | None:
+    """Whether an equation holds; `None` if its left is no calculation, or it cannot be told."""
+    left, right = equation.left, equation.right
+    numbers, percentages = (len(re.findall(pattern, left)) for pattern in (NUMBER, rf"{NUMBER}\s*%"))
+    adds_percentage = re.search(rf"[-+]\s*{NUMBER}\s*%", left) and percentages < numbers
+    if not OPERATION.search(left) or adds_percentage:
         return None
     left_value, right_value = evaluate(left), evaluate(right)
     if left_value is None or right_value is None:
         return None
     decimals = re.search(r"\.(\d+)\s*%?\s*$", right)
-    rounding = Fraction(1, 2 * 10 ** len(decimals[1])) if decimals else Fraction(0)
-    if right.rstrip().endswith("%"):
-        rounding /= 100
-    if decimals:
+    is_percentage = right.rstrip().endswith("%")
+    rounding = Fraction(0)
+    if decimals or is_percentage:
+        rounding = Fraction(1, 2 * 10 ** (len(decimals[1]) if decimals else 0)) / (100 if is_percentage else 1)
         rounding = max(rounding, FLOAT_NOISE * abs(left_value))
-    return abs(left_value - right_value) <= rounding
+    holds = abs(left_value - right_value) <= rounding
+    # "30 minutes * 4 = 2 hours" may be true
+    return None if not holds and not equation.has_one_unit else holds
 
 
 def normalize(expression: str) -> str:
@@ -121,7 +158,7 @@ def evaluate(expression: str) -> Fraction | None:
     text = "(" * (text.count(")") - text.count("(")) + text
     try:
         return evaluate_node(ast.parse(text, mode="eval").body, text)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
