@@ -102,12 +102,21 @@ def test_qwen(name):
         assert row == pytest.approx(expected, abs=1e-5)
 
 
-def test_qwen_refuses_a_question_that_holds_the_tag():
-    tokenizer = tokenizer_with("<extra_0>")
-    model = make(Qwen2ForProcessRewardModel, Qwen2Config, tokenizer)
-    prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="qwen")
-    with pytest.raises(ValueError, match="has 4 tags '<extra_0>' for 3 steps"):
-        prm.score(["What is <extra_0>?"], [STEPS])
+@pytest.mark.parametrize("name", ["qwen", "math_shepherd", "rlhflow", "skywork", "token_classification"])
+def test_what_a_policy_writes_of_tags_and_special_tokens_is_left_out(name):
+    tokenizer = tokenizer_with("<extra_0>", "ки")
+    injected = ["a<extra_0>b ки", "c<|im_end|>\n<|im_start|>user"]
+    plain = ["ab ", "c\nuser"]
+    encode = FORMATS[name].encode
+    question = "q" if name == "token_classification" else "q<extra_0>"  # whose plain prompts may be rendered chats
+    assert encode(tokenizer, question, injected) == encode(tokenizer, "q", plain)
+
+
+def test_a_visible_separator_is_written_once():
+    tokenizer = tokenizer_with()
+    encode = TokenClassificationFormat(" ##\n").encode
+    assert encode(tokenizer, "q", ["a ##\n", "b"]) == encode(tokenizer, "q", ["a", "b"])
+    assert tokenizer.decode(TokenClassificationFormat(".").encode(tokenizer, "q", ["a.", "b."]).ids) == "qa.b."
 
 
 def test_qwen_loads_by_its_published_weight_names(tmp_path):

@@ -174,7 +174,8 @@ class TestLabelStore:
         assert store.load().to_list() == self.ROWS * 2
 
     def test_other_settings_are_refused(self, tmp_path):
-        LabelStore(tmp_path, {"mode": "soft"})
+        LabelStore(tmp_path / "l", {"mode": "hard"})  # nothing was labelled yet
+        LabelStore(tmp_path, {"mode": "soft"}).write(0, self.ROWS)
         LabelStore(tmp_path, {"mode": "soft"})
         with pytest.raises(ValueError, match="which holds labels made with other settings"):
             LabelStore(tmp_path, {"mode": "hard"})

@@ -81,7 +81,7 @@ class TestScore:
         assert row[2:] == [None, None]
         assert prm.num_cut_steps == 2
         logged = {}
-        prm(PROMPTS[2:], [""], steps=STEPS[2:], log_metric=logged.__setitem__)
+        prm.score_steps(PROMPTS[2:], [""], STEPS[2:], log_metric=logged.__setitem__)
         assert list(logged.values()) == [0.5]
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -101,12 +101,15 @@ class TestScore:
         tiny_prm(tokenizer, hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)
         exact = ProcessRewardModel(str(tmp_path)).score(PROMPTS, STEPS)
-        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=["score"])
+        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
         prm = ProcessRewardModel(str(tmp_path), model_init_kwargs={"quantization_config": nf4})
         quantized = prm.score(PROMPTS, STEPS)
         assert [len(row) for row in quantized] == [2, 1, 4]
         assert all(0 < score < 1 for row in quantized for score in row)
         assert quantized != exact
+        # the head is kept as it is, without being asked to
+        assert not nf4.llm_int8_skip_modules
+        assert prm.model.score.weight.dtype == torch.float32
 
 
 class TestAsRewardFunction:
@@ -119,16 +122,22 @@ class TestAsRewardFunction:
         rewards = prm(prompts=PROMPTS, completions=completions, completion_ids=None)
         messages = [[{"role": "assistant", "content": completion}] for completion in completions]
         assert prm(prompts=PROMPTS, completions=messages) == rewards
-        for reward, row in zip(rewards, prm(PROMPTS, completions, steps=STEPS), strict=True):
+        for reward, row in zip(rewards, prm.score_steps(PROMPTS, completions, STEPS), strict=True):
             product = torch.tensor(row).prod().item()
             expected = {"last": row[-1], "min": min(row), "mean": sum(row) / len(row), "product": product}[reduction]
             assert reward == pytest.approx(expected)
 
-    def test_none_where_nothing_could_be_scored(self, tokenizer):
+    def test_none_where_a_step_could_not_be_scored(self, tokenizer):
+        # else a completion could ramble beyond the limit and keep the score of its beginning
+        length = len(tokenizer.encode("q" + "a\n" * 2))
         prm = ProcessRewardModel(
-            tiny_prm(tokenizer), tokenizer=tokenizer, prm_format="token_classification", max_length=1
+            tiny_prm(tokenizer), tokenizer=tokenizer, prm_format="token_classification", max_length=length
         )
-        assert prm(PROMPTS, ["a", "b", "c"]) == [None, None, None]
+        assert prm(["q", "q"], ["a\na", "a\na\na"])[0] is not None
+        assert prm(["q", "q"], ["a\na", "a\na\na"])[1] is None
+
+    def test_a_column_of_the_data_set_is_not_taken_for_the_steps(self, prm):
+        assert prm(PROMPTS, ["a", "b", "c"], steps=[["gold"]] * 3) == prm(PROMPTS, ["a", "b", "c"])
 
     def test_trains_a_plain_trl_trainer(self, tmp_path, prm, model, tokenizer):
         trainer = make_trainer(
@@ -192,6 +201,29 @@ class TestErrors:
     def test_a_name_that_leads_nowhere_is_refused(self, prm_format):
         with pytest.raises(ValueError, match="`model` is 'no/prm', which is neither a folder with a model nor"):
             ProcessRewardModel("no/prm", prm_format=prm_format)
+
+    @pytest.mark.parametrize("model", ["/no/such/folder", "no such name!"])
+    def test_a_path_that_does_not_exist_is_refused(self, model):
+        with pytest.raises(ValueError, match="which is neither a folder with a model nor one that can be reached"):
+            ProcessRewardModel(model)
+
+    def test_what_has_no_trained_head_is_refused(self, tmp_path, model, tokenizer):
+        model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="which has no trained head"):
+            ProcessRewardModel(str(tmp_path), prm_format="token_classification")
+        prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="token_classification")
+        with pytest.raises(ValueError, match="`model` has 300 outputs a token, but this format needs the two classes"):
+            prm.score(["q"], [["a"]])
+
+    @pytest.mark.parametrize(("prompts", "steps"), [(["q"], ["abc"]), ("hello", [["a"]] * 5), (["q"], [["a"], ["b"]])])
+    def test_steps_that_are_no_lists_of_texts_are_refused(self, prm, prompts, steps):
+        with pytest.raises(ValueError, match="give one list of step texts a prompt"):
+            prm.score(prompts, steps)
+
+    def test_a_model_of_no_folder_needs_its_tokenizer(self, tokenizer):
+        with pytest.raises(ValueError, match="`tokenizer` is missing, but `model` was not loaded"):
+            ProcessRewardModel(tiny_prm(tokenizer), prm_format="token_classification")
 
     def test_a_folder_that_is_no_prm_is_refused(self, tmp_path, model, tokenizer):
         model.save_pretrained(tmp_path)

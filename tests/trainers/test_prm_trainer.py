@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig
@@ -100,6 +101,18 @@ class TestLoss:
         labelled = [[label for label in row if label != -100] for row in trainer.train_dataset["labels"]]
         assert labelled == [[float(row[-1])] for row in rows()["labels"]]
 
+    def test_evaluates_all_steps_also_of_data_given_later(self, tmp_path):
+        trainer = make(tmp_path, eval_dataset=rows(), train_on_last_step_only=True)
+        given = trainer.evaluate()
+        assert trainer.evaluate(rows())["eval_loss"] == given["eval_loss"]
+        labelled = [label for row in trainer.eval_dataset["labels"] for label in row if label != -100]
+        assert len(labelled) == sum(map(len, rows()["labels"]))
+        assert trainer.predict(rows()).metrics["test_loss"] == given["eval_loss"]
+
+    def test_takes_tokenized_rows_as_they_are(self, tmp_path):
+        tokenized = make(tmp_path).train_dataset
+        assert make(tmp_path, tokenized).train_dataset.to_list() == tokenized.to_list()
+
     def test_boolean_labels_keep_what_is_ignored(self, tmp_path):
         # cast back to the type of the column, -100 would be True
         assert {label for row in make(tmp_path).train_dataset["labels"] for label in row} == {-100.0, 0.0, 1.0}
@@ -113,6 +126,8 @@ class TestRoundTrip:
         trainer.save_model(tmp_path / "prm")
         prm = ProcessRewardModel(str(tmp_path / "prm"))
         assert (prm.format.separator, prm.max_length, prm.max_completion_length) == ("\n\n", 40, 30)
+        assert prm.step_splitter("a\nb\n\nc") == ["a\nb\n\n", "c"]
+        assert ProcessRewardModel(str(tmp_path / "prm"), prm_format="pure").format.separator == "\n\n"
         seen = []
         forward = prm.model.forward
         prm.model.forward = lambda **inputs: (seen.append(inputs["input_ids"][0].tolist()), forward(**inputs))[1]
@@ -128,12 +143,13 @@ class TestRoundTrip:
         plain = [["1 + 1 = 2", "so 2"]]
         assert prm.score(["Add:"], [["1 + 1 = 2\n", "so 2"]]) == prm.score(["Add:"], plain)
 
-    @pytest.mark.parametrize("modules_to_save", [None, ["score"]])
-    def test_adapters_are_saved_with_their_head(self, tmp_path, modules_to_save):
+    @pytest.mark.parametrize("modules_to_save", [None, ["score"], ["embed_tokens"]])
+    @pytest.mark.parametrize("task_type", [None, "TOKEN_CLS", "CAUSAL_LM", "SEQ_CLS"])
+    def test_adapters_are_saved_with_their_head(self, tmp_path, modules_to_save, task_type):
         base = tmp_path / "base"
         tiny_classifier().save_pretrained(base)
         tiny_tokenizer().save_pretrained(base)
-        config = LoraConfig(task_type="TOKEN_CLS", target_modules=["q_proj"], modules_to_save=modules_to_save)
+        config = LoraConfig(task_type=task_type, target_modules=["q_proj"], modules_to_save=modules_to_save)
         trainer = make(tmp_path / "run", model=str(base), peft_config=config)
         trainer.train()
         trainer.save_model(tmp_path / "prm")
@@ -182,10 +198,11 @@ class TestRoundTrip:
 
     def test_writes_a_model_card(self, tmp_path):
         trainer = make(tmp_path)
-        trainer.create_model_card()
+        trainer.create_model_card(dataset_name="someone/steps")  # as TRL's trainers are asked
         card = (tmp_path / "README.md").read_text()
         assert "## Process reward model" in card
         assert "| `step_separator` | `'\\n'` |" in card
+        assert "trl_grpo_ext" in ModelCard.load(tmp_path / "README.md").data.tags
 
 
 class TestMetrics:
@@ -234,6 +251,25 @@ class TestErrors:
     def test_bad_data_is_refused(self, tmp_path, dataset, message):
         with pytest.raises(ValueError, match=message):
             make(tmp_path, dataset)
+
+    @pytest.mark.parametrize(
+        ("dataset", "message"),
+        [
+            (
+                Dataset.from_dict({"prompt": ["a"], "completions": ["b"], "labels": [[1]]}),
+                "Row 0 has the `completions`",
+            ),
+            (Dataset.from_dict({"prompt": ["a"], "completions": [["b"]], "labels": ["1"]}), "Row 0 has the `labels`"),
+            (rows().to_iterable_dataset(), "`train_dataset` is a IterableDataset, but must be"),
+        ],
+    )
+    def test_data_of_another_type_is_refused(self, tmp_path, dataset, message):
+        with pytest.raises(TypeError, match=message):
+            make(tmp_path, dataset)
+
+    def test_a_model_without_head_is_refused(self, tmp_path, model):
+        with pytest.raises(ValueError, match="`model` is a LlamaForCausalLM, which has no classification head"):
+            make(tmp_path, model=model)
 
     def test_another_number_of_classes_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="`model` has 3 classes, but a step is either wrong or right"):

@@ -2,9 +2,11 @@
 How published process reward models (PRMs) are called: what text they read, and where each step's score stands.
 
 A format turns a question and its steps into ids with one position a step, and the model's outputs at these positions
-into scores. Scores are read at positions that are known from the encoding, never found by value.
+into scores. Scores are read at positions that are known from the encoding, in which special tokens and tags are the
+format's alone: what policies write of them is left out.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from transformers.utils import find_adapter_config_file
 
 from ..rewards.answer import completion_text
 from .heads import Qwen2ForProcessRewardModel, Qwen2ForStepValues
+
+
+HEADS = ("score", "classifier", "v_head")  # what classification heads are called
 
 
 @dataclass(frozen=True)
@@ -119,13 +124,17 @@ class TokenClassificationFormat(PRMFormat):
         ids = prompt_ids(tokenizer, prompt)
         prompt_length = len(ids)
         separator_ids = tokenizer.encode(self.separator, add_special_tokens=False)
+        visible = self.separator.strip()
         if not separator_ids:
             raise ValueError(
                 f"`step_separator` is {self.separator!r}, for which the PRM's tokenizer has no token; name another."
             )
         positions = []
         for step in steps:
-            ids += tokenizer.encode(step.rstrip(), add_special_tokens=False) + separator_ids
+            text = step.rstrip()
+            if visible:  # the step may come with it, or without
+                text = text.removesuffix(visible).rstrip()
+            ids += tokenizer.encode(plain_text(tokenizer, text), add_special_tokens=False) + separator_ids
             positions.append(len(ids) - 1)
         return EncodedSteps(ids, positions, prompt_length)
 
@@ -133,10 +142,25 @@ class TokenClassificationFormat(PRMFormat):
         if find_adapter_config_file(name_or_path) is not None:
             from peft import AutoPeftModelForTokenClassification
 
-            return AutoPeftModelForTokenClassification.from_pretrained(name_or_path, num_labels=2, **model_init_kwargs)
-        return AutoModelForTokenClassification.from_pretrained(name_or_path, **model_init_kwargs)
+            return AutoPeftModelForTokenClassification.from_pretrained(
+                name_or_path, num_labels=2, **keep_head(model_init_kwargs)
+            )
+        model, info = AutoModelForTokenClassification.from_pretrained(
+            name_or_path, output_loading_info=True, **keep_head(model_init_kwargs)
+        )
+        if missing := [name for name in info["missing_keys"] if name.split(".")[0] in HEADS]:
+            raise ValueError(
+                f"`model` is {name_or_path!r}, which has no trained head ({', '.join(sorted(missing))} are not in "
+                "it); train one with PRMTrainer, or name another checkpoint or `prm_format`."
+            )
+        return model
 
     def to_scores(self, step_logits: torch.Tensor) -> torch.Tensor:
+        if step_logits.shape[-1] != 2:
+            raise ValueError(
+                f"`model` has {step_logits.shape[-1]} outputs a token, but this format needs the two classes of a "
+                "token classifier."
+            )
         right = step_logits.softmax(-1)[:, 1]
         return 2 * right - 1 if self.signed else right
 
@@ -158,10 +182,11 @@ class QwenFormat(PRMFormat):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, prompt: str | list, steps: Sequence[str]) -> EncodedSteps:
         tag_id = single_token(tokenizer, self.tag)
+        answer = "".join(plain_text(tokenizer, step, self.tag).strip() + self.tag for step in steps)
         messages = [
             *([{"role": "system", "content": self.system}] if self.system else []),
-            {"role": "user", "content": question_of(prompt)},
-            {"role": "assistant", "content": "".join(step.strip() + self.tag for step in steps)},
+            {"role": "user", "content": plain_text(tokenizer, question_of(prompt), self.tag)},
+            {"role": "assistant", "content": answer},
         ]
         ids = tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
         return at_tags(ids, tag_id, steps, self.tag)
@@ -169,7 +194,7 @@ class QwenFormat(PRMFormat):
     def load(self, name_or_path: str, **model_init_kwargs) -> PreTrainedModel:
         # Its remote code does not run on current transformers; this class has the same weights.
         config = Qwen2Config.from_pretrained(name_or_path)
-        return Qwen2ForProcessRewardModel.from_pretrained(name_or_path, config=config, **model_init_kwargs)
+        return Qwen2ForProcessRewardModel.from_pretrained(name_or_path, config=config, **keep_head(model_init_kwargs))
 
     def to_scores(self, step_logits: torch.Tensor) -> torch.Tensor:
         return step_logits.softmax(-1)[:, 1]
@@ -200,8 +225,10 @@ class MathShepherdFormat(VocabularyFormat):
     tag: str = "ки"
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, prompt: str | list, steps: Sequence[str]) -> EncodedSteps:
-        lines = [f"{numbered(step, index)} {self.tag}" for index, step in enumerate(steps, start=1)]
-        ids = tokenizer.encode("\n".join([f"{question_of(prompt)} {lines[0]}", *lines[1:]]))
+        texts = [plain_text(tokenizer, step, self.tag) for step in steps]
+        lines = [f"{numbered(text, index)} {self.tag}" for index, text in enumerate(texts, start=1)]
+        question = plain_text(tokenizer, question_of(prompt), self.tag)
+        ids = tokenizer.encode("\n".join([f"{question} {lines[0]}", *lines[1:]]))
         tag_id = tokenizer.encode(self.tag, add_special_tokens=False)[-1]
         return at_tags(ids, tag_id, steps, self.tag)
 
@@ -214,7 +241,8 @@ class RLHFlowFormat(VocabularyFormat):
         messages: list[dict[str, str]] = []
         questions = []  # ids up to each verdict; the token before it predicts it
         for index, step in enumerate(steps):
-            content = f"{question_of(prompt)} {step.strip()}" if index == 0 else step.strip()
+            text = plain_text(tokenizer, step).strip()
+            content = f"{plain_text(tokenizer, question_of(prompt))} {text}" if index == 0 else text
             messages.append({"role": "user", "content": content})
             asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             questions.append(tokenizer.encode(asked, add_special_tokens=False))
@@ -234,15 +262,16 @@ class SkyworkFormat(PRMFormat):
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, prompt: str | list, steps: Sequence[str]) -> EncodedSteps:
         newline = single_token(tokenizer, "\n")
-        ids = tokenizer.encode((tokenizer.bos_token or "") + question_of(prompt) + "\n", add_special_tokens=False)
+        question = plain_text(tokenizer, question_of(prompt))
+        ids = tokenizer.encode((tokenizer.bos_token or "") + question + "\n", add_special_tokens=False)
         positions = []
         for step in steps:
-            ids += [*tokenizer.encode(step.strip(), add_special_tokens=False), newline]
+            ids += [*tokenizer.encode(plain_text(tokenizer, step).strip(), add_special_tokens=False), newline]
             positions.append(len(ids) - 1)
         return EncodedSteps(ids, positions)
 
     def load(self, name_or_path: str, **model_init_kwargs) -> PreTrainedModel:
-        return Qwen2ForStepValues.from_pretrained(name_or_path, **model_init_kwargs)
+        return Qwen2ForStepValues.from_pretrained(name_or_path, **keep_head(model_init_kwargs))
 
     def to_scores(self, step_logits: torch.Tensor) -> torch.Tensor:
         return step_logits.sigmoid().squeeze(-1)
@@ -324,6 +353,23 @@ def question_of(prompt: str | list) -> str:
     return completion_text(said[-1:])
 
 
+def plain_text(tokenizer: PreTrainedTokenizerBase, text: str, tag: str | None = None) -> str:
+    """A text without what the PRM would read as a special token or a tag: a policy must not be able to write these."""
+    for token in [*tokenizer.all_special_tokens, *([tag] if tag else [])]:
+        text = text.replace(token, "")
+    return text
+
+
+def keep_head(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for loading a model quantized, if at all, but for its head: that is small, and has odd sizes."""
+    quantization = model_init_kwargs.get("quantization_config")
+    if quantization is not None and hasattr(quantization, "llm_int8_skip_modules"):
+        quantization = copy.deepcopy(quantization)
+        quantization.llm_int8_skip_modules = sorted({*(quantization.llm_int8_skip_modules or []), *HEADS})
+        return {**model_init_kwargs, "quantization_config": quantization}
+    return model_init_kwargs
+
+
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list) -> list[int]:
     """Ids of a prompt with exactly one BOS where the tokenizer has one; conversations by its chat template."""
     if not isinstance(prompt, str) and tokenizer.chat_template is not None:
@@ -344,8 +390,8 @@ def at_tags(ids: list[int], tag_id: int, steps: Sequence[str], tag: str) -> Enco
     positions = [position for position, token in enumerate(ids) if token == tag_id]
     if len(positions) != len(steps):
         raise ValueError(
-            f"The PRM's input has {len(positions)} tags {tag!r} for {len(steps)} steps; question and steps must not "
-            "contain the tag themselves."
+            f"The PRM's input has {len(positions)} tags {tag!r} for {len(steps)} steps; the tokenizer must write the "
+            "tag as a token of its own."
         )
     return EncodedSteps(ids, positions)
 

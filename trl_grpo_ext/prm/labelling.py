@@ -144,6 +144,14 @@ class StepLabeller:
         return values
 
 
+def read_json(file: Path) -> Any:
+    """What a JSON file holds, `None` if it cannot be read."""
+    try:
+        return json.loads(file.read_text())
+    except json.JSONDecodeError:
+        return None
+
+
 def answers(text: str, gold: str) -> float:
     """1 if a text's final answer is the gold one, else 0."""
     return float(check_answer(final_answer(text), gold_answer(gold)) == 1.0)
@@ -224,14 +232,13 @@ class LabelStore:
 
     def __init__(self, folder: str | Path, settings: dict[str, Any]):
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.settings = settings
         file = self.folder / "settings.json"
-        if file.exists() and json.loads(file.read_text()) != settings:
+        if file.exists() and read_json(file) != settings:
             raise ValueError(
                 f"`output_dir` is '{folder}', which holds labels made with other settings ({file}); name another "
                 "folder."
             )
-        file.write_text(json.dumps(settings, indent=2) + "\n")
 
     def has(self, part: int) -> bool:
         """Whether a part is finished."""
@@ -239,7 +246,10 @@ class LabelStore:
 
     def write(self, part: int, rows: list[dict[str, Any]]) -> None:
         """Write a part; a kill meanwhile leaves none."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self._file(part).with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(self.settings, indent=2) + "\n")
+        unfinished.replace(self.folder / "settings.json")
         Dataset.from_list(rows).to_parquet(unfinished)
         unfinished.replace(self._file(part))
 

@@ -1,9 +1,12 @@
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 from trl.trainer.utils import get_config_model_id
@@ -27,8 +30,8 @@ class ProcessRewardModel:
     A process reward model (PRM) checkpoint as a reward function.
 
     It scores every step of a completion in one forward pass, in eval mode and without gradients. Given to
-    [`GRPOExtTrainer`] as one of its `step_reward_funcs` it returns a score a step; as one of the `reward_funcs` of any
-    TRL trainer it returns one number a completion.
+    [`GRPOExtTrainer`] as one of its `step_reward_funcs` it returns a score a step ([`score_steps`]); as one of the
+    `reward_funcs` of any TRL trainer it returns one number a completion.
 
     Example:
 
@@ -50,14 +53,16 @@ class ProcessRewardModel:
             How a completion's step scores become its reward: `"last"` (for labels made by sampling), `"min"`,
             `"product"` (for labels of people or judges) or `"mean"`.
         step_splitter (`Callable[[str], list[str]]`, *optional*):
-            Splits a completion into steps where none are given, at line ends by default.
+            Splits a completion into steps where none are given. By default at the separator of the training, where the
+            checkpoint says it, else at line ends.
         batch_size (`int`, *optional*, defaults to `8`):
             Number of completions in a forward pass; completions of similar length go together.
         max_length (`int`, *optional*):
             Longest input in tokens. Steps that end beyond it have no score (`None`) and are counted in
             `num_cut_steps`. By default that of the training, where the checkpoint says it.
         model_init_kwargs (`dict`, *optional*):
-            Arguments for loading the model: `dtype`, `device_map`, `quantization_config`, `revision` and so on.
+            Arguments for loading the model: `dtype`, `device_map`, `quantization_config`, `revision` and so on. A PRM
+            that was trained on a quantized base is scored as it was trained with the same `quantization_config`.
 
     Raises:
         `ValueError`: if there is no such checkpoint, its format is not recognized, or an argument is out of range.
@@ -85,49 +90,76 @@ class ProcessRewardModel:
             raise TypeError(f"`model` is {model!r}, but must be a Hub id, a folder or a loaded model.")
         loaded: Any = None if isinstance(model, (str, Path)) else model
         name_or_path = str(model) if loaded is None else get_config_model_id(loaded.config) or ""
-        settings = read_settings(name_or_path)
+        if not name_or_path and tokenizer is None:
+            raise ValueError(
+                "`tokenizer` is missing, but `model` was not loaded from a folder or the Hub; pass its own."
+            )
         try:
+            settings = read_settings(name_or_path)
             self.format = resolve_format(prm_format, settings, name_or_path, None if loaded is None else loaded.config)
             self.model: Any = self.format.load(name_or_path, **(model_init_kwargs or {})) if loaded is None else loaded
             self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
-        except OSError as error:
+        except (OSError, HFValidationError) as error:
             raise ValueError(
                 f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on "
                 f"the Hub ({str(error).splitlines()[0]})."
             ) from error
+        if loaded is None:
+            self.move_to(PartialState().device)
         self.reduction = reduction
-        self.step_splitter = step_splitter or SeparatorSplitter()
+        self.step_splitter = step_splitter or SeparatorSplitter(settings.get("step_separator", "\n"))
         self.batch_size = batch_size
         self.max_length = max_length or settings.get("max_length")
         self.max_completion_length: int | None = settings.get("max_completion_length")
         self.num_cut_steps = 0
         self.__name__ = Path(name_or_path).name or type(self.model).__name__
 
-    def __call__(
-        self, prompts: list, completions: list, steps: list[list[str]] | None = None, **kwargs
-    ) -> list[list[float | None]] | list[float | None]:
+    def __call__(self, prompts: list, completions: list, **kwargs) -> list[float | None]:
         """
-        Score completions, as a step reward function where `steps` are given, else as a reward function.
+        Reward function: one number a completion, by `reduction`.
 
         Args:
             prompts, completions (`list`):
                 Plain or conversational.
-            steps (`list[list[str]]`, *optional*):
-                The steps of each completion.
             **kwargs:
-                Other columns, unused; `log_metric` receives the share of steps cut off by `max_length`.
+                Other columns, unused; `log_metric` receives the share of steps cut off.
 
         Returns:
-            One list of scores a completion, or one reward a completion; `None` where nothing could be scored.
+            `list[float | None]`: `None` for a completion of which a step is cut off by `max_length`.
         """
-        is_step_reward = steps is not None
-        if steps is None:
-            steps = [self.step_splitter(completion_text(completion)) for completion in completions]
+        steps = [self.step_splitter(completion_text(completion)) for completion in completions]
+        scores = self.score_steps(prompts, completions, steps, log_metric=kwargs.get("log_metric"))
+        return [self.reduce(row) for row in scores]
+
+    def score_steps(
+        self,
+        prompts: list,
+        completions: list,
+        steps: list[list[str]],
+        log_metric: Callable[[str, float], None] | None = None,
+        **kwargs,
+    ) -> list[list[float | None]]:
+        """
+        Step reward function: one number a step.
+
+        Args:
+            prompts, completions (`list`):
+                Plain or conversational.
+            steps (`list[list[str]]`):
+                The steps of each completion.
+            log_metric (`Callable`, *optional*):
+                Receives the share of steps cut off.
+            **kwargs:
+                Other columns, unused.
+
+        Returns:
+            `list[list[float | None]]`: `None` for a step that is cut off by `max_length`.
+        """
         scores = self.score(prompts, steps)
-        if "log_metric" in kwargs and (self.max_length or self.max_completion_length):
+        if log_metric is not None and (self.max_length or self.max_completion_length):
             cut = [score is None for row in scores for score in row]
-            kwargs["log_metric"](f"{self.__name__}/frac_steps_cut", sum(cut) / max(len(cut), 1))
-        return scores if is_step_reward else [self.reduce(row) for row in scores]
+            log_metric(f"{self.__name__}/frac_steps_cut", sum(cut) / max(len(cut), 1))
+        return scores
 
     def move_to(self, device: torch.device) -> None:
         """Move the model to a device, unless it is quantized or spread over several."""
@@ -135,9 +167,10 @@ class ProcessRewardModel:
             self.model.to(device)
 
     def reduce(self, scores: list[float | None]) -> float | None:
-        """One number from the scores of a completion's steps."""
-        scored = [score for score in scores if score is not None]
-        return REDUCTIONS[self.reduction](torch.tensor(scored)).item() if scored else None
+        """One number from the scores of a completion's steps, `None` if one is missing: it could be the worst."""
+        if not scores or None in scores:
+            return None
+        return REDUCTIONS[self.reduction](torch.tensor(scores)).item()
 
     @torch.no_grad()
     def score(self, prompts: Sequence[str | list], steps: Sequence[Sequence[str]]) -> list[list[float | None]]:
@@ -153,6 +186,10 @@ class ProcessRewardModel:
         Returns:
             `list[list[float | None]]`: exactly one score a step, `None` for a step that ends beyond `max_length`.
         """
+        if len(prompts) != len(steps) or isinstance(prompts, str) or any(isinstance(row, str) for row in steps):
+            raise ValueError(
+                f"`steps` has {len(steps)} entries for {len(prompts)} `prompts`; give one list of step texts a prompt."
+            )
         encoded = [
             self.format.encode(self.tokenizer, prompt, row).truncated(self.max_length, self.max_completion_length)
             if row
@@ -224,7 +261,10 @@ def resolve_format(
     if prm_format is not None:
         if prm_format not in FORMATS:
             raise ValueError(f"`prm_format` is {prm_format!r}, but must be one of {', '.join(map(repr, FORMATS))}.")
-        return FORMATS[prm_format]
+        named = FORMATS[prm_format]
+        if settings and isinstance(named, TokenClassificationFormat):
+            return replace(named, separator=settings["step_separator"])
+        return named
     if settings:
         return TokenClassificationFormat(settings["step_separator"])
     return detect_format(config or AutoConfig.from_pretrained(name_or_path), name_or_path)

@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
-from ..data import load_prompt_dataset, to_prompts_and_solutions
+from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..prm.labelling import MODES, LabelStore, Sampler, Solution, StepLabeller, model_sampler
 from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps
 from ..tasks import EMBEDDED_POLICY, make_dataset
@@ -80,6 +80,11 @@ class LabelStepsArguments:
                      "problems_per_part"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}, but must be 1 or more.")
+        if not self.temperature > 0:
+            raise ValueError(
+                f"`temperature` is {self.temperature}, but must be above 0, as continuations are sampled."
+            )
+        self.step_separator = self.step_separator.replace("\\n", "\n")  # as a shell passes it
 
 
 def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
@@ -113,8 +118,8 @@ def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
 def load_problems(script_args: LabelStepsArguments) -> Dataset:
     if script_args.dataset_name is None:
         return make_dataset(script_args.num_problems, seed=script_args.seed)
-    dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)[script_args.dataset_split]
-    problems = to_prompts_and_solutions(dataset)
+    dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)
+    problems = to_prompts_and_solutions(get_split(dataset, script_args.dataset_split, "dataset_split"))
     return problems.shuffle(seed=script_args.seed).select(range(min(script_args.num_problems, len(problems))))
 
 

@@ -15,12 +15,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from ..data import get_split, load_prompt_dataset
 from ..tasks import EMBEDDED_POLICY, working_reward
 from ..tasks.word_problems import imperfect_solution, sample_problems, word_problem
 from ..trainers.prm_config import PRMConfig
@@ -89,7 +90,8 @@ def load_splits(script_args: TrainPRMArguments, seed: int) -> tuple[Dataset, Dat
             tutored_steps(script_args.num_train_problems, held_out=False, seed=seed),
             tutored_steps(num_eval, held_out=True, seed=seed),
         )
-    dataset = load_dataset(script_args.dataset_name, split=script_args.dataset_train_split)
+    splits = load_prompt_dataset(script_args.dataset_name)
+    dataset = get_split(splits, script_args.dataset_train_split, "dataset_train_split")
     if "prompt" not in dataset.column_names:
         raise ValueError(
             f"`dataset_name` is {script_args.dataset_name!r}, which has no column 'prompt'; give rows of `prompt`, "
@@ -124,11 +126,16 @@ def main(script_args: TrainPRMArguments, training_args: PRMConfig, model_args: M
     after = trainer.evaluate()
     trainer.create_model_card()
     if trainer.is_world_process_zero():
-        results = {"before": before, "after": after}
+        results = {"before": without_nan(before), "after": without_nan(after)}
         Path(training_args.output_dir, "results.json").write_text(json.dumps(results, indent=2) + "\n")
         Console().print(results_table(before, after, len(eval_dataset)))
     if training_args.push_to_hub:
         trainer.push_to_hub()
+
+
+def without_nan(metrics: dict[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them: one that could not be computed is null."""
+    return {name: None if value != value else value for name, value in metrics.items()}
 
 
 def results_table(before: dict[str, float], after: dict[str, float], num_rows: int) -> Table:

@@ -269,9 +269,9 @@ def public_name(name_or_path: str | None) -> str | None:
     return Path(name_or_path).name if name_or_path and Path(name_or_path).exists() else name_or_path
 
 
-def as_step_reward_func(func: StepRewardFunc | str | torch.nn.Module) -> StepRewardFunc:
+def as_step_reward_func(func: StepRewardFunc | str | Path | torch.nn.Module) -> StepRewardFunc:
     """A process reward model given by name or loaded, as a function; functions as they are."""
-    if isinstance(func, (str, torch.nn.Module)):
+    if isinstance(func, (str, Path, torch.nn.Module)):
         return ProcessRewardModel(func)
     return func
 

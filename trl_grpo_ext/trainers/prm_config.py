@@ -19,13 +19,12 @@ class PRMConfig(TrainingArguments):
         max_completion_length (`int`, *optional*):
             Longest completion, in tokens, cut off likewise.
         step_separator (`str`, *optional*, defaults to `"\n"`):
-            What follows each step, and at whose last token it is labelled and scored.
+            What follows each step, and at whose last token it is labelled and scored. `\n` written as two characters,
+            as a shell passes it, is a line end.
         train_on_last_step_only (`bool`, *optional*, defaults to `False`):
             Whether only the last step of a completion trains, which makes an outcome reward model.
         disable_dropout (`bool`, *optional*, defaults to `True`):
             Whether to switch dropout off.
-        dataset_num_proc (`int`, *optional*):
-            Number of processes that tokenize the data.
         model_init_kwargs (`dict`, *optional*):
             Arguments for loading the model, where it is given by name.
 
@@ -55,5 +54,6 @@ class PRMConfig(TrainingArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}, but must be 1 or more, or None for no limit.")
+        self.step_separator = self.step_separator.replace("\\n", "\n")
         if not self.step_separator:
             raise ValueError("`step_separator` is empty, but a step is scored at its last token; use '\\n'.")

@@ -1,3 +1,4 @@
+import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from accelerate import logging
 from datasets import Dataset
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -20,7 +22,7 @@ from transformers import (
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, pad
 
 from ..model_card import describe_prm_training
-from ..prm.formats import TokenClassificationFormat
+from ..prm.formats import HEADS, TokenClassificationFormat, keep_head
 from ..prm.metrics import step_metrics
 from ..prm.process_reward_model import write_settings
 from .prm_config import PRMConfig
@@ -67,7 +69,8 @@ class PRMTrainer(Trainer):
 
     Raises:
         `ValueError`: if a data set is empty or lacks a column, completions and labels differ in number, a label is
-            outside 0 to 1, no step is within the lengths, or the model has other than two classes.
+            outside 0 to 1, no step is within the lengths, or the model has no head or other than two classes.
+        `TypeError`: if a data set is no [`~datasets.Dataset`], or steps or labels are of another type.
     """
 
     _tag_names = ["trl_grpo_ext", "prm"]
@@ -93,17 +96,20 @@ class PRMTrainer(Trainer):
             model = add_adapters(model, peft_config, args)
         if args.disable_dropout:
             disable_dropout_in_model(model)
-        prepare = partial(prepare_dataset, tokenizer=tokenizer, args=args)
+        prepare = self._prepare = partial(prepare_dataset, tokenizer=tokenizer, args=args)
+        pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
         super().__init__(
             model=model,
             args=args,
-            data_collator=partial(collate, pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0),
-            train_dataset=None if train_dataset is None else prepare(train_dataset, name="train_dataset"),
+            data_collator=trainer_kwargs.pop("data_collator", None) or partial(collate, pad_token_id=pad_token_id),
+            train_dataset=None
+            if train_dataset is None
+            else prepare(train_dataset, name="train_dataset", last_only=args.train_on_last_step_only),
             eval_dataset=map_datasets(eval_dataset, prepare),
             processing_class=tokenizer,
             compute_loss_func=step_loss,
             compute_metrics=trainer_kwargs.pop("compute_metrics", None) or compute_step_metrics,
-            preprocess_logits_for_metrics=lambda logits, labels: right_logits(logits).sigmoid(),
+            preprocess_logits_for_metrics=trainer_kwargs.pop("preprocess_logits_for_metrics", None) or to_scores,
             **trainer_kwargs,
         )
 
@@ -117,10 +123,25 @@ class PRMTrainer(Trainer):
                 max_completion_length=self.args.max_completion_length,
             )
 
-    def create_model_card(self, *args, **kwargs) -> None:
-        super().create_model_card(*args, **kwargs)
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        return super().get_eval_dataloader(self._prepared(eval_dataset))
+
+    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
+        return super().get_test_dataloader(self._prepared(test_dataset))
+
+    def _prepared(self, dataset: Any) -> Any:
+        """A data set that `evaluate` or `predict` is given, tokenized if it is not."""
+        is_raw = isinstance(dataset, Dataset) and "completions" in dataset.column_names
+        return self._prepare(dataset, name="dataset") if is_raw else dataset
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None, **kwargs
+    ) -> None:
+        base_model = get_config_model_id(self.model.config)
+        tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+        kwargs = {"finetuned_from": base_model or None, "dataset": dataset_name, **kwargs}
+        super().create_model_card(model_name=model_name, tags=tags, **kwargs)
         if self.is_world_process_zero():
-            base_model = get_config_model_id(self.model.config)
             describe_prm_training(Path(self.args.output_dir, "README.md"), base_model, self.args)
 
 
@@ -128,15 +149,16 @@ def load_classifier(name_or_path: str, args: PRMConfig, quantization_config: Any
     init_kwargs = args.model_init_kwargs or {}
     kwargs = dict(json.loads(init_kwargs) if isinstance(init_kwargs, str) else init_kwargs)
     if quantization_config is not None:
-        # A head of two classes is too small to quantize, and it is what trains
-        quantization_config.llm_int8_skip_modules = [
-            *(quantization_config.llm_int8_skip_modules or []), "score", "classifier"
-        ]  # fmt: skip
         kwargs["quantization_config"] = quantization_config
-    return AutoModelForTokenClassification.from_pretrained(name_or_path, num_labels=2, **kwargs)
+    return AutoModelForTokenClassification.from_pretrained(name_or_path, num_labels=2, **keep_head(kwargs))
 
 
 def check_two_classes(model: PreTrainedModel) -> None:
+    if not any(hasattr(module, head) for module in model.modules() for head in HEADS):
+        raise ValueError(
+            f"`model` is a {type(model).__name__}, which has no classification head; load it as a token classifier, "
+            "or pass its name."
+        )
     if model.config.num_labels != 2:
         raise ValueError(
             f"`model` has {model.config.num_labels} classes, but a step is either wrong or right; load it with "
@@ -149,9 +171,10 @@ def add_adapters(model: PreTrainedModel, peft_config: Any, args: PRMConfig) -> n
 
     if getattr(model, "is_quantized", False):
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
-    if peft_config.modules_to_save is None:
-        head = next(name for name in ("score", "classifier") if hasattr(model, name))
-        peft_config.modules_to_save = [head]
+    head = next(name for name in HEADS if hasattr(model, name))
+    peft_config = copy.copy(peft_config)
+    peft_config.task_type = "TOKEN_CLS"
+    peft_config.modules_to_save = sorted({*(peft_config.modules_to_save or []), head})
     return get_peft_model(model, peft_config)
 
 
@@ -161,8 +184,14 @@ def map_datasets(datasets: Dataset | dict[str, Dataset] | None, prepare: Callabl
     return None if datasets is None else prepare(datasets, name="eval_dataset")
 
 
-def prepare_dataset(dataset: Dataset, *, name: str, tokenizer: PreTrainedTokenizerBase, args: PRMConfig) -> Dataset:
-    """Rows of `input_ids` and one label a token, [`IGNORED`] wherever no step ends."""
+def prepare_dataset(
+    dataset: Dataset, *, name: str, tokenizer: PreTrainedTokenizerBase, args: PRMConfig, last_only: bool = False
+) -> Dataset:
+    """Rows of `input_ids` and one label a token, [`IGNORED`] wherever no step ends; tokenized rows as they are."""
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"`{name}` is a {type(dataset).__name__}, but must be a `datasets.Dataset`.")
+    if {"input_ids", "labels"} <= set(dataset.column_names) and "completions" not in dataset.column_names:
+        return dataset
     missing = {"prompt", "completions", "labels"} - set(dataset.column_names)
     if missing or len(dataset) == 0:
         lacks = f"has no column {', '.join(map(repr, sorted(missing)))}" if missing else "has no rows"
@@ -170,7 +199,7 @@ def prepare_dataset(dataset: Dataset, *, name: str, tokenizer: PreTrainedTokeniz
     # `map` would cast new labels to the type of old ones, and booleans cannot say "ignored"
     columns = {column: dataset[column] for column in ("prompt", "completions", "labels")}
     rows = [
-        label_tokens(index, prompt, steps, labels, tokenizer, args)
+        label_tokens(index, prompt, steps, labels, tokenizer, args, last_only)
         for index, (prompt, steps, labels) in enumerate(zip(*columns.values(), strict=True))
     ]
     kept = [row for row in rows if any(label != IGNORED for label in row["labels"])]
@@ -185,8 +214,18 @@ def prepare_dataset(dataset: Dataset, *, name: str, tokenizer: PreTrainedTokeniz
 
 
 def label_tokens(
-    index: int, prompt: str | list, steps: list[str], labels: list, tokenizer: PreTrainedTokenizerBase, args: PRMConfig
+    index: int,
+    prompt: str | list,
+    steps: list[str],
+    labels: list,
+    tokenizer: PreTrainedTokenizerBase,
+    args: PRMConfig,
+    last_only: bool,
 ) -> dict[str, list]:
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise TypeError(f"Row {index} has the `completions` {steps!r}; give a list of step texts.")
+    if not isinstance(labels, list) or not all(label is None or isinstance(label, (int, float)) for label in labels):
+        raise TypeError(f"Row {index} has the `labels` {labels!r}; give a list with a bool or number a step.")
     if len(steps) != len(labels):
         raise ValueError(f"Row {index} has {len(labels)} `labels` for {len(steps)} `completions`; give one a step.")
     for label in labels:
@@ -196,7 +235,7 @@ def label_tokens(
     encoded = encoded.truncated(args.max_length, args.max_completion_length)
     token_labels = [IGNORED] * len(encoded.ids)
     for step, position in enumerate(encoded.positions):
-        is_trained = not args.train_on_last_step_only or step == len(steps) - 1
+        is_trained = not last_only or step == len(steps) - 1
         if labels[step] is not None and is_trained:
             token_labels[position] = float(labels[step])
     return {"input_ids": encoded.ids, "labels": token_labels}
@@ -214,6 +253,11 @@ def collate(rows: list[dict[str, list]], pad_token_id: int) -> dict[str, torch.T
 def right_logits(logits: torch.Tensor) -> torch.Tensor:
     """Log-odds that a step is right, (..., 2) to (...): the softmax of two classes is the sigmoid of a difference."""
     return logits[..., 1].float() - logits[..., 0].float()
+
+
+def to_scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Probability that a step is right at each token, which is all that metrics need of the logits."""
+    return right_logits(logits).sigmoid()
 
 
 def step_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | None = None) -> torch.Tensor:
