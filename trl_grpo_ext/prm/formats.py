@@ -131,10 +131,10 @@ class TokenClassificationFormat(PRMFormat):
             )
         positions = []
         for step in steps:
-            text = step.rstrip()
+            text = plain_text(tokenizer, step).rstrip()
             if visible:  # the step may come with it, or without
                 text = text.removesuffix(visible).rstrip()
-            ids += tokenizer.encode(plain_text(tokenizer, text), add_special_tokens=False) + separator_ids
+            ids += tokenizer.encode(text, add_special_tokens=False) + separator_ids
             positions.append(len(ids) - 1)
         return EncodedSteps(ids, positions, prompt_length)
 
