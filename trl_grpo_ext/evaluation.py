@@ -125,10 +125,8 @@ def evaluate_policy(
     state = PartialState()
     prompts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in dataset["prompt"]]
     problems = list(zip(prompts, map(gold_answer, dataset["solution"]), strict=True))
-    eos_token_id = model.generation_config.eos_token_id or tokenizer.eos_token_id
-    common = {"max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": eos_token_id}
-    greedy = GenerationConfig(do_sample=False, **common)
-    sampling = GenerationConfig(do_sample=True, temperature=temperature, top_k=0, top_p=1.0, **common)
+    greedy = generation_config(model, tokenizer, max_new_tokens, do_sample=False)
+    sampling = sampling_config(model, tokenizer, max_new_tokens, temperature)
     was_training = model.training
     model.eval()
     with torch.random.fork_rng(), state.split_between_processes(problems) as local_problems:
@@ -159,13 +157,13 @@ def answer_problems(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[tuple[str, str | None]],
-    generation_config: GenerationConfig,
+    config: GenerationConfig,
     num_samples: int,
     batch_size: int,
 ) -> list[ProblemAnswers]:
     """Answer each (prompt text, gold answer) `num_samples` times."""
     prompts = [prompt for prompt, _ in problems for _ in range(num_samples)]
-    answers = [final_answer(text) for text in generate_texts(model, tokenizer, prompts, generation_config, batch_size)]
+    answers = [final_answer(text) for text in generate_texts(model, tokenizer, prompts, config, batch_size)]
     return [
         ProblemAnswers(list(map(vote, group)), [check_answer(answer, gold) == 1.0 for answer in group])
         for (_, gold), group in zip(problems, batched(answers, num_samples), strict=True)
@@ -178,26 +176,51 @@ def vote(answer: str | None) -> str | None:
     return answer if value is None else str(value)
 
 
-@torch.no_grad()
+def generation_config(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, **options
+) -> GenerationConfig:
+    """How to generate with this model, padded so that any tokenizer will do."""
+    eos_token_id = model.generation_config.eos_token_id or tokenizer.eos_token_id
+    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options
+    )
+
+
+def sampling_config(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, temperature: float
+) -> GenerationConfig:
+    """How to sample from the whole distribution at a temperature."""
+    options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return generation_config(model, tokenizer, max_new_tokens, **options)
+
+
 def generate_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
-    generation_config: GenerationConfig,
+    config: GenerationConfig,
     batch_size: int,
 ) -> Iterator[str]:
     """Yield a completion's text a prompt."""
     for batch in batched(prompts, batch_size):
-        inputs = tokenizer(batch, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False).to(
-            model.device
-        )
-        outputs = model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            generation_config=generation_config,
-        )
-        completions = outputs[:, inputs["input_ids"].shape[1] :]
-        yield from tokenizer.batch_decode(completions, skip_special_tokens=True)
+        ids = tokenizer(batch, add_special_tokens=False)["input_ids"]
+        yield from tokenizer.batch_decode(continue_ids(model, ids, config), skip_special_tokens=True)
+
+
+@torch.no_grad()
+def continue_ids(model: PreTrainedModel, prefixes: list[list[int]], config: GenerationConfig) -> list[list[int]]:
+    """Continue ids, in one batch; what follows an end is padding."""
+    longest = max(map(len, prefixes))
+    gaps = [longest - len(prefix) for prefix in prefixes]
+    ids = [[config.pad_token_id] * gap + prefix for gap, prefix in zip(gaps, prefixes, strict=True)]
+    mask = [[0] * gap + [1] * len(prefix) for gap, prefix in zip(gaps, prefixes, strict=True)]
+    outputs = model.generate(
+        input_ids=torch.tensor(ids, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        generation_config=config,
+    )
+    return outputs[:, longest:].tolist()
 
 
 def batched(items: list, size: int) -> Iterator[list]:

@@ -95,6 +95,11 @@ class SeparatorSplitter:
         return not self.pattern.sub("", text).strip()
 
 
+def from_command_line(separator: str) -> str:
+    r"""A separator as it is meant: a shell passes a line end as the two characters `\n`."""
+    return separator.replace("\\n", "\n")
+
+
 def cut_into_steps(completion_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, splitter: TextSplitter) -> Steps:
     """
     Cut the sampled ids of a completion into steps.

@@ -22,6 +22,7 @@ from trl_grpo_ext.trainers.seams import GRPOSeams
 
 from ..tiny import prompt_dataset, save_tiny_model, tiny_model, tiny_tokenizer
 from .helpers import (
+    SETTINGS,
     assert_equal_weights,
     generation_batch,
     length_reward,
@@ -185,6 +186,9 @@ class TestTools:
 
         return patch.object(trainer.model, "generate", side_effect=generate)
 
+    def arguments(self, tmp_path, config_class, **options):
+        return config_class(str(tmp_path), **{**SETTINGS, "max_completion_length": 256, "max_steps": 1, **options})
+
     def make(self, tmp_path, model_path, tokenizer, trainer_class, config_class, **options):
         def double(number: int) -> int:
             """
@@ -199,11 +203,7 @@ class TestTools:
             return 2 * number
 
         extra = {name: options.pop(name) for name in ("step_reward_funcs", "step_splitter") if name in options}
-        args = config_class(
-            output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=256,
-            max_steps=1, logging_steps=1, bf16=False, use_cpu=True, report_to="none", save_strategy="no",
-            gradient_checkpointing=False, **options,
-        )  # fmt: skip
+        args = self.arguments(tmp_path, config_class, **options)
         return trainer_class(
             model_path,
             length_reward,
@@ -256,11 +256,7 @@ class TestTools:
 
         trainers = []
         for trainer_class, config_class in (OURS, THEIRS):
-            args = config_class(
-                output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=256,
-                max_steps=1, logging_steps=1, bf16=False, use_cpu=True, report_to="none", save_strategy="no",
-                gradient_checkpointing=False,
-            )  # fmt: skip
+            args = self.arguments(tmp_path, config_class)
             trainer = trainer_class(
                 tool_model_path, length_reward, args, conversational_dataset(), processing_class=tool_tokenizer,
                 environment_factory=Counter,

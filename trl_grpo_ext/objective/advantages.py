@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 
+from ..choices import unknown_choice
 from .groups import GroupStatistics, all_within, group_statistics, masked_mean, masked_std, to_groups
 from .step_credit import RETURN_CREDITS, credit_steps, first_from_here, spread_over_tokens, step_returns
 
@@ -195,7 +196,7 @@ def normalized_rewards(
         case "none":
             pass
         case _:
-            raise ValueError(f"`scale` is {scale!r}, but must be one of {', '.join(map(repr, SCALES))}.")
+            raise unknown_choice("scale", scale, SCALES)
     return centered.reshape(rewards.shape)
 
 
@@ -212,7 +213,7 @@ def baseline_rewards(groups: torch.Tensor, statistics: GroupStatistics, baseline
             return masked_mean(groups.flatten(), ~groups.flatten().isnan())
         case "none":
             return torch.zeros_like(statistics.mean[..., None])
-    raise ValueError(f"`baseline` is {baseline!r}, but must be one of {', '.join(map(repr, BASELINES))}.")
+    raise unknown_choice("baseline", baseline, BASELINES)
 
 
 def weighted_sum(rewards_per_func: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

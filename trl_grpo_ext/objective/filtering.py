@@ -33,7 +33,7 @@ def consistent_completions(
     scored = ~outcomes.isnan()
     right = scored & (outcomes > masked_mean(outcomes, scored)) & ~all_within(outcomes, tolerance)
     agreement = to_groups(process_scores, num_generations).squeeze(-1)
-    agreement = agreement.where(right, -agreement).nan_to_num(nan=-torch.inf)
+    agreement = agreement.where(right, -agreement).nan_to_num(nan=torch.finfo(torch.float32).min)
     num_right, num_others = right.sum(-1, keepdim=True), (scored & ~right).sum(-1, keepdim=True)
     num_kept = max(2, round(keep * num_generations))
     keep_right = torch.maximum(num_right.clamp(max=num_kept // 2), (num_kept - num_others).clamp(min=0))
@@ -45,8 +45,6 @@ def consistent_completions(
 
 
 def rank_among(values: torch.Tensor, members: torch.Tensor) -> torch.Tensor:
-    """Place of each member in descending order of values, from 0, along the last dimension; ties by position."""
-    order = torch.where(members, values, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    # members with value -inf come after nothing but other members: push the others behind them
-    order = order.gather(-1, members.gather(-1, order).long().argsort(dim=-1, descending=True, stable=True))
+    """Place of each member in descending order of its finite value, from 0, along the last dimension."""
+    order = values.where(members, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     return order.argsort(dim=-1)

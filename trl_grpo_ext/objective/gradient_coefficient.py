@@ -17,7 +17,7 @@ from, what rewards them, and in the gradient coefficient GC. Each function here 
 import torch
 
 from .kl import expm1_bounded
-from .loss import importance_ratio
+from .loss import importance_ratio, sequence_log_ratio
 
 
 def sft(mask: torch.Tensor) -> torch.Tensor:
@@ -94,15 +94,11 @@ def dpo(
         Two `torch.Tensor` of shape (B, T) and (B, T'): positive for the better, negative for the worse completions.
     """  # noqa: E501
     margin = beta * (
-        mean_log_ratio(chosen_logps, chosen_ref_logps, chosen_mask)
-        - mean_log_ratio(rejected_logps, rejected_ref_logps, rejected_mask)
+        sequence_log_ratio(chosen_logps, chosen_ref_logps, chosen_mask)
+        - sequence_log_ratio(rejected_logps, rejected_ref_logps, rejected_mask)
     )
-    weight = beta * (-margin).sigmoid().unsqueeze(-1)
+    weight = beta * (-margin).sigmoid()
     return weight * chosen_mask, -weight * rejected_mask
-
-
-def mean_log_ratio(logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return (logps - ref_logps).where(mask.bool(), 0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def ppo(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ..choices import unknown_choice
 from .step_credit import sum_to_go
 
 
@@ -72,7 +73,7 @@ def check_kl(estimator: str, placement: str, gradient: str) -> None:
         ("kl_gradient", gradient, GRADIENTS),
     ):
         if value not in choices:
-            raise ValueError(f"`{field}` is {value!r}, but must be one of {', '.join(map(repr, choices))}.")
+            raise unknown_choice(field, value, choices)
     if (estimator, placement, gradient) not in EXPECTED_GRADIENT:
         raise ValueError(
             f"`kl_estimator` {estimator!r} with `kl_placement` {placement!r} and `kl_gradient` {gradient!r} "
@@ -139,7 +140,7 @@ def kl_divergence(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str =
         case "exact":
             impossible = logps.isneginf()
             return (logps.float().exp() * log_ratio.masked_fill(impossible, 0)).sum(-1)
-    raise ValueError(f"`estimator` is {estimator!r}, but must be one of {', '.join(map(repr, ESTIMATORS))}.")
+    raise unknown_choice("estimator", estimator, ESTIMATORS)
 
 
 def kl_penalty(
@@ -180,7 +181,7 @@ def kl_penalty(
             if ratio is None:
                 raise ValueError("`ratio` is missing, but gradient='importance_weighted' weights by it.")
             return ratio * divergence
-    raise ValueError(f"`gradient` is {gradient!r}, but must be one of {', '.join(map(repr, GRADIENTS))}.")
+    raise unknown_choice("gradient", gradient, GRADIENTS)
 
 
 def exact_kl(
@@ -236,7 +237,7 @@ def credit_kl(kl: torch.Tensor, mask: torch.Tensor, credit: str = "suffix") -> t
             return sum_to_go(masked) * mask
         case "sequence":
             return masked.sum(-1, keepdim=True) * mask
-    raise ValueError(f"`credit` is {credit!r}, but must be one of {', '.join(map(repr, CREDITS))}.")
+    raise unknown_choice("credit", credit, CREDITS)
 
 
 def adapted_coefficient(coefficient: float, kl: float, target: float, horizon: float, num_completions: int) -> float:

@@ -7,11 +7,13 @@ What it takes from here is the aggregation of its own KL term, the ratio of GSPO
 
 import torch
 
+from ..choices import unknown_choice
 from .kl import LARGEST_EXPONENT, expm1_bounded
 
 
 RATIO_LEVELS = ("token", "sequence", "sequence_token")
-LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "luspo")
+GLOBAL_TOKEN_LOSSES = ("dapo", "cispo", "vespo")  # divided by the number of tokens of the global batch
+LOSS_TYPES = ("grpo", "sapo", "bnpo", "dr_grpo", "luspo", *GLOBAL_TOKEN_LOSSES)
 
 
 def importance_ratio(
@@ -43,7 +45,7 @@ def importance_ratio(
         case "sequence_token":
             log_ratio = (logps - gspo_token_old_logps(logps, old_logps, mask)).where(mask.bool(), 0)
         case _:
-            raise ValueError(f"`level` is {level!r}, but must be one of {', '.join(map(repr, RATIO_LEVELS))}.")
+            raise unknown_choice("level", level, RATIO_LEVELS)
     return 1 + expm1_bounded(log_ratio)
 
 
@@ -147,30 +149,33 @@ def aggregate(
     Returns:
         0-d `torch.Tensor`; 0 if nothing is unmasked.
     """
+    if normalizer is None:
+        normalizer = local_normalizer(mask, loss_type, max_completion_length)
     # what a masked token holds, be it NaN, must not count
-    per_token = per_token.where(mask.bool(), 0)
-    default: float | torch.Tensor
+    return (per_token.where(mask.bool(), 0) * token_weights(mask, loss_type, normalizer)).sum()
+
+
+def local_normalizer(
+    mask: torch.Tensor, loss_type: str, max_completion_length: int | None = None
+) -> float | torch.Tensor:
+    """What [`aggregate`] divides by where there is nothing but the completions of `mask`."""
+    num_completions = max(len(mask), 1)
     match loss_type:
-        case "grpo" | "sapo":
-            total, default = (per_token.sum(-1) / mask.sum(-1).clamp(min=1)).sum(), max(len(mask), 1)
+        case "grpo" | "sapo" | "luspo":
+            return num_completions
         case "dapo" | "cispo" | "vespo" | "bnpo":
-            total, default = per_token.sum(), mask.sum().clamp(min=1)
+            return mask.sum().clamp(min=1)
         case "dr_grpo":
-            if normalizer is None and max_completion_length is None:
+            if max_completion_length is None:
                 raise ValueError("`max_completion_length` is missing, but loss_type='dr_grpo' divides by it.")
-            total, default = per_token.sum(), max(len(mask), 1) * (max_completion_length or 1)
-        case "luspo":
-            total, default = per_token.sum(), max(len(mask), 1)
-        case _:
-            raise ValueError(f"`loss_type` is {loss_type!r}, but must be one of {', '.join(map(repr, LOSS_TYPES))}.")
-    return total / (default if normalizer is None else normalizer)
+            return num_completions * max_completion_length
+    raise unknown_choice("loss_type", loss_type, LOSS_TYPES)
 
 
 def token_weights(mask: torch.Tensor, loss_type: str, normalizer: float | torch.Tensor) -> torch.Tensor:
     """What each token's loss is multiplied by in [`aggregate`], (B, T)."""
-    if loss_type in ("grpo", "sapo"):
-        return mask / mask.sum(-1, keepdim=True).clamp(min=1) / normalizer
-    return mask / normalizer
+    weights = mask / normalizer
+    return weights / mask.sum(-1, keepdim=True).clamp(min=1) if loss_type in ("grpo", "sapo") else weights
 
 
 def live_group_scale(is_live: torch.Tensor, lengths: torch.Tensor, loss_type: str) -> torch.Tensor:
@@ -192,6 +197,6 @@ def live_group_scale(is_live: torch.Tensor, lengths: torch.Tensor, loss_type: st
     Returns:
         0-d `torch.Tensor`: all completions (or tokens) over live ones, 1 if there is none.
     """
-    counted = lengths.float() if loss_type in ("dapo", "cispo", "vespo") else torch.ones_like(lengths).float()
+    counted = lengths.float() if loss_type in GLOBAL_TOKEN_LOSSES else torch.ones_like(lengths).float()
     live = counted.where(is_live, 0).sum()
     return torch.where(live > 0, counted.sum() / live.clamp(min=1), 1.0)

@@ -21,6 +21,8 @@ raw rewards and normalized afterwards.
 
 import torch
 
+from ..choices import unknown_choice
+
 
 CREDITS = ("sum_to_go", "mean_to_go", "step", "min", "softmin", "delta", "clip")
 RETURN_CREDITS = ("min", "softmin", "delta", "clip")
@@ -53,7 +55,7 @@ def credit_steps(normalized: torch.Tensor, credit: str = "sum_to_go") -> torch.T
             return sum_to_go(rewards) / sum_to_go(scored).clamp(min=1)
         case "step":
             return rewards
-    raise ValueError(f"`credit` is {credit!r}, but must be one of {', '.join(map(repr, CREDITS))}.")
+    raise unknown_choice("credit", credit, CREDITS)
 
 
 def step_returns(rewards: torch.Tensor, centered: torch.Tensor, credit: str) -> torch.Tensor:
@@ -87,7 +89,7 @@ def step_returns(rewards: torch.Tensor, centered: torch.Tensor, credit: str) -> 
         case "clip":
             returns = sum_to_go(centered.clamp(max=0).where(scored, 0))
         case _:
-            raise ValueError(f"`credit` is {credit!r}, but must be one of {', '.join(map(repr, CREDITS))}.")
+            raise unknown_choice("credit", credit, CREDITS)
     return returns.where(scored, torch.nan)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..evaluation import batched
+from ..choices import unknown_choice
+from ..evaluation import batched, continue_ids, sampling_config
 from ..rewards.answer import check_answer, final_answer, gold_answer
 from ..steps import Steps
 
@@ -79,7 +79,7 @@ class StepLabeller:
         self, sample: Sampler, tokenizer: PreTrainedTokenizerBase, num_continuations: int = 8, mode: str = "soft"
     ):
         if mode not in MODES:
-            raise ValueError(f"`mode` is {mode!r}, but must be one of {', '.join(map(repr, MODES))}.")
+            raise unknown_choice("mode", mode, MODES)
         if num_continuations < 1:
             raise ValueError(f"`num_continuations` is {num_continuations}, but must be 1 or more.")
         self.sample = sample
@@ -185,30 +185,16 @@ def model_sampler(
     Returns:
         `Callable`, for [`StepLabeller`].
     """
-    eos_token_id = model.generation_config.eos_token_id or tokenizer.eos_token_id
-    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    config = GenerationConfig(
-        do_sample=True, temperature=temperature, top_k=0, top_p=1.0, max_new_tokens=max_new_tokens,
-        pad_token_id=pad_token_id, eos_token_id=eos_token_id,
-    )  # fmt: skip
+    config = sampling_config(model, tokenizer, max_new_tokens, temperature)
 
-    @torch.no_grad()
     def sample(prefixes: list[list[int]]) -> list[list[int]]:
         continuations: list[list[int]] = [[] for _ in prefixes]
         order = sorted(range(len(prefixes)), key=lambda index: -len(prefixes[index]))
         was_training = model.training
         model.eval()
         for batch in batched(order, batch_size):
-            longest = len(prefixes[batch[0]])
-            padding = [longest - len(prefixes[index]) for index in batch]
-            ids = [[pad_token_id] * gap + prefixes[index] for gap, index in zip(padding, batch, strict=True)]
-            mask = [[0] * gap + [1] * len(prefixes[index]) for gap, index in zip(padding, batch, strict=True)]
-            outputs = model.generate(
-                input_ids=torch.tensor(ids, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                generation_config=config,
-            )
-            for index, row in zip(batch, outputs[:, longest:].tolist(), strict=True):
+            written = continue_ids(model, [prefixes[index] for index in batch], config)
+            for index, row in zip(batch, written, strict=True):
                 continuations[index] = row
         model.train(was_training)
         return continuations

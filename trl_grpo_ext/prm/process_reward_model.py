@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import cached_file
 from trl.trainer.utils import get_config_model_id
 
+from ..choices import unknown_choice
 from ..rewards.answer import completion_text
 from ..steps import SeparatorSplitter, TextSplitter
 from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format
@@ -82,7 +83,7 @@ class ProcessRewardModel:
         model_init_kwargs: dict[str, Any] | None = None,
     ):
         if reduction not in REDUCTIONS:
-            raise ValueError(f"`reduction` is {reduction!r}, but must be one of {', '.join(map(repr, REDUCTIONS))}.")
+            raise unknown_choice("reduction", reduction, REDUCTIONS)
         for name, value in (("batch_size", batch_size), ("max_length", max_length)):
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}, but must be 1 or more.")
@@ -260,7 +261,7 @@ def resolve_format(
         return prm_format
     if prm_format is not None:
         if prm_format not in FORMATS:
-            raise ValueError(f"`prm_format` is {prm_format!r}, but must be one of {', '.join(map(repr, FORMATS))}.")
+            raise unknown_choice("prm_format", prm_format, FORMATS)
         named = FORMATS[prm_format]
         if settings and isinstance(named, TokenClassificationFormat):
             return replace(named, separator=settings["step_separator"])

@@ -1,14 +1,13 @@
 r"""
 Label the steps of a policy's own solutions by sampling from them (Math-Shepherd, arXiv:2312.08935).
 
-Without arguments it labels solutions of the embedded policy, in about two minutes on two CPU cores:
+Without arguments it labels solutions of the embedded policy, in about a minute on two CPU cores:
 
     python -m trl_grpo_ext.scripts.label_steps
 
 What is labelled is written as it goes; the same command again goes on where it was stopped.
 """
 
-import os
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -20,8 +19,9 @@ from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..prm.labelling import MODES, LabelStore, Sampler, Solution, StepLabeller, model_sampler
-from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps
+from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps, from_command_line
 from ..tasks import EMBEDDED_POLICY, make_dataset
+from .deepseekmath import share_of_cores
 
 
 @dataclass
@@ -84,11 +84,11 @@ class LabelStepsArguments:
             raise ValueError(
                 f"`temperature` is {self.temperature}, but must be above 0, as continuations are sampled."
             )
-        self.step_separator = self.step_separator.replace("\\n", "\n")  # as a shell passes it
+        self.step_separator = from_command_line(self.step_separator)
 
 
 def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(share_of_cores())
     name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     store = LabelStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
     problems = load_problems(script_args)

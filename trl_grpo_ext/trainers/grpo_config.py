@@ -3,9 +3,11 @@ from dataclasses import dataclass, field, fields
 
 from trl import GRPOConfig
 
+from ..choices import unknown_choice
 from ..objective.advantages import BASELINES, GROUP_BASELINES
 from ..objective.kl import CREDITS as KL_CREDITS
 from ..objective.kl import ESTIMATORS, GRADIENTS, PLACEMENTS, check_kl
+from ..objective.loss import RATIO_LEVELS
 from ..objective.step_credit import CREDITS as STEP_CREDITS
 from ..steps import SeparatorSplitter
 
@@ -242,18 +244,10 @@ class GRPOExtConfig(GRPOConfig):
         return "importance_weighted" if has_choice and self.use_bias_correction_kl else "naive"
 
     def _check_values(self):
-        numbers = (
-            "outcome_weight",
-            "process_filter_keep",
-            "std_eps",
-            "zero_advantage_tolerance",
-            "kl_target",
-            "kl_horizon",
-        )
-        for name in numbers:
+        optional = ("process_filter_keep", "kl_target", "kl_horizon")
+        for name in ("outcome_weight", "std_eps", "zero_advantage_tolerance", *optional):
             value = getattr(self, name)
-            is_optional = name in ("process_filter_keep", "kl_target", "kl_horizon")
-            if not isinstance(value, (int, float)) and not (value is None and is_optional):
+            if not isinstance(value, (int, float)) and not (value is None and name in optional):
                 raise TypeError(f"`{name}` is {value!r}, but must be a number.")
         for name in ("step_separator_is_regex", "live_group_denominator", "log_gradient_coefficient"):
             if not isinstance(getattr(self, name), bool):
@@ -262,13 +256,11 @@ class GRPOExtConfig(GRPOConfig):
             ("supervision", ("outcome", "process")),
             ("step_credit", STEP_CREDITS),
             ("advantage_baseline", BASELINES),
-            ("importance_sampling_level", ("token", "sequence", "sequence_token")),
+            ("importance_sampling_level", RATIO_LEVELS),
             ("kl_credit", KL_CREDITS),
         ):
             if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}, but must be one of {', '.join(map(repr, choices))}."
-                )
+                raise unknown_choice(name, getattr(self, name), choices)
         if self.std_correction not in (0, 1) or isinstance(self.std_correction, bool):
             raise ValueError(
                 f"`std_correction` is {self.std_correction!r}, but must be 0 (population) or 1 (sample, as TRL)."

@@ -5,7 +5,14 @@ from typing import Any
 import torch
 
 from ..objective.kl import adapted_coefficient, credit_kl, exact_kl, kl_divergence, kl_penalty
-from ..objective.loss import aggregate, bounded_old_logps, gspo_token_old_logps, importance_ratio, token_weights
+from ..objective.loss import (
+    GLOBAL_TOKEN_LOSSES,
+    aggregate,
+    bounded_old_logps,
+    gspo_token_old_logps,
+    importance_ratio,
+    token_weights,
+)
 from .grpo_config import GRPOExtConfig
 from .seams import GRPOSeams
 
@@ -45,7 +52,7 @@ class LossOptions(GRPOSeams):
         self.extends_loss = self.replaces_kl or self._uses_gspo_token or self.args.log_gradient_coefficient
         # Where an optimizer step is made of several generation batches, TRL divides each by its own number of tokens,
         # so that the tokens of a short one weigh more.
-        has_token_denominator = self.args.differs_from_trl and self.loss_type in ("dapo", "cispo", "vespo")
+        has_token_denominator = self.args.differs_from_trl and self.loss_type in GLOBAL_TOKEN_LOSSES
         steps_per_rollout = self.args.steps_per_generation * self.num_iterations
         self.pools_generation_batches = (
             self.args.live_group_denominator or has_token_denominator
@@ -55,6 +62,8 @@ class LossOptions(GRPOSeams):
 
     def before_loss(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
         mask = own_tokens(inputs)
+        if self.needs_hidden_states:
+            inputs["exact_kl"] = self._exact_kl(inputs, mask)
         if self.replaces_kl and self.args.kl_placement != "loss":
             penalty = credit_kl(self._sampled_kl(inputs, logps), mask, self.args.kl_credit)
             advantages = inputs["advantages"]
@@ -92,9 +101,9 @@ class LossOptions(GRPOSeams):
 
     def _kl(self, inputs: dict[str, Any], logps: torch.Tensor) -> torch.Tensor:
         """Divergence at each token (B, T), with the gradient it has in the loss."""
-        mask = own_tokens(inputs)
         if self.args.kl_estimator == "exact":
-            return self._exact_kl(inputs, mask)
+            return inputs["exact_kl"]
+        mask = own_tokens(inputs)
         old_logps = inputs.get("old_per_token_logps")
         level = self.importance_sampling_level
         ratio = importance_ratio(logps, logps.detach() if old_logps is None else old_logps, mask, level)
@@ -105,8 +114,7 @@ class LossOptions(GRPOSeams):
     def _sampled_kl(self, inputs: dict[str, Any], logps: torch.Tensor) -> torch.Tensor:
         """Divergence of the sampling policy at each token (B, T), as a part of the reward: a number."""
         if self.args.kl_estimator == "exact":
-            with torch.no_grad():
-                return self._exact_kl(inputs, own_tokens(inputs))
+            return inputs["exact_kl"].detach()  # the policy is the one that sampled, or the config refuses it
         old_logps = inputs.get("old_per_token_logps")
         sampling_logps = logps.detach() if old_logps is None else old_logps
         return kl_divergence(sampling_logps, inputs["ref_per_token_logps"], self.args.kl_estimator)

@@ -3,6 +3,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..steps import from_command_line
+
 
 @dataclass
 class PRMConfig(TrainingArguments):
@@ -54,6 +56,6 @@ class PRMConfig(TrainingArguments):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"`{name}` is {value}, but must be 1 or more, or None for no limit.")
-        self.step_separator = self.step_separator.replace("\\n", "\n")
+        self.step_separator = from_command_line(self.step_separator)
         if not self.step_separator:
             raise ValueError("`step_separator` is empty, but a step is scored at its last token; use '\\n'.")

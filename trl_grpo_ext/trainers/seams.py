@@ -17,6 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from ..objective.advantages import weighted_sum
+from ..objective.loss import GLOBAL_TOKEN_LOSSES, local_normalizer
 
 
 @dataclass(frozen=True)
@@ -214,13 +215,11 @@ class GRPOSeams(GRPOTrainer):
         """What TRL divides the sum over the completions (or tokens) of this micro-batch by."""
         is_training = self.mode == "train"
         accumulation = self.current_gradient_accumulation_steps if is_training else 1
-        if self.loss_type in ("dapo", "cispo", "vespo"):
+        if self.loss_type in GLOBAL_TOKEN_LOSSES:
             # spans the generation batch, while a loss is for one accumulation window
             tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
             return tokens * accumulation / self.args.steps_per_generation if is_training else tokens
-        num_completions = len(mask)
-        local = {"bnpo": mask.sum().clamp(min=1), "dr_grpo": num_completions * self.max_completion_length}
-        return local.get(self.loss_type, num_completions) * accumulation
+        return local_normalizer(mask, self.loss_type, self.max_completion_length) * accumulation
 
     # State
 

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..objective.advantages import pad_step_rewards, weighted_sum
-from ..prm.process_reward_model import ProcessRewardModel
 from ..steps import Steps, TextSplitter, cut_into_steps
 
 
@@ -97,8 +96,8 @@ class StepScorer:
         steps = [cut_into_steps(ids, tokenizer, self.splitter) for ids in completion_ids]
         rewards = []
         for name, func in zip(self.names, self.funcs, strict=True):
-            score = func.score_steps if isinstance(func, ProcessRewardModel) else func
-            scores = score(
+            # A reward function may score steps by another method
+            scores = getattr(func, "score_steps", func)(
                 prompts=prompts,
                 completions=completions,
                 steps=[list(completion.texts) for completion in steps],
