@@ -9,17 +9,29 @@ __version__ = "0.1.0"
 _SUBMODULES = {
     "GRPOExtConfig": ".trainers.grpo_config",
     "GRPOExtTrainer": ".trainers.grpo_trainer",
+    "IterativeGRPOConfig": ".trainers.iterative_config",
+    "IterativeGRPOTrainer": ".trainers.iterative_trainer",
     "PRMConfig": ".trainers.prm_config",
     "PRMTrainer": ".trainers.prm_trainer",
     "ProcessRewardModel": ".prm.process_reward_model",
 }
 
-__all__ = ["GRPOExtConfig", "GRPOExtTrainer", "PRMConfig", "PRMTrainer", "ProcessRewardModel"]
+__all__ = [
+    "GRPOExtConfig",
+    "GRPOExtTrainer",
+    "IterativeGRPOConfig",
+    "IterativeGRPOTrainer",
+    "PRMConfig",
+    "PRMTrainer",
+    "ProcessRewardModel",
+]
 
 if TYPE_CHECKING:
     from .prm.process_reward_model import ProcessRewardModel
     from .trainers.grpo_config import GRPOExtConfig
     from .trainers.grpo_trainer import GRPOExtTrainer
+    from .trainers.iterative_config import IterativeGRPOConfig
+    from .trainers.iterative_trainer import IterativeGRPOTrainer
     from .trainers.prm_config import PRMConfig
     from .trainers.prm_trainer import PRMTrainer
 

@@ -208,7 +208,7 @@ class GRPOExtConfig(GRPOConfig):
     def differs_from_trl(self) -> bool:
         """Whether training is changed by a parameter, or a value, that [`~trl.GRPOConfig`] does not have."""
         theirs = {"log_gradient_coefficient", *(item.name for item in fields(GRPOConfig))}
-        ours = {item.name: item.default for item in fields(self) if item.name not in theirs}
+        ours = {item.name: item.default for item in fields(GRPOExtConfig) if item.name not in theirs}
         has_changed = any(getattr(self, name) != default for name, default in ours.items())
         return has_changed or self.importance_sampling_level == "sequence_token"
 

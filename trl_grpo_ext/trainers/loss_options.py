@@ -90,11 +90,13 @@ class LossOptions(GRPOSeams):
         return loss
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:
-        if self.replaces_kl and self.args.kl_target is not None:
+        super().save_checkpoint_state(checkpoint)
+        if self.args.should_save and self.replaces_kl and self.args.kl_target is not None:
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / KL_STATE_FILE).write_text(json.dumps({"beta": self.beta}))
 
     def load_checkpoint_state(self, checkpoint: Path) -> None:
+        super().load_checkpoint_state(checkpoint)
         file = checkpoint / KL_STATE_FILE
         if self.replaces_kl and self.args.kl_target is not None and file.exists():
             self.beta = json.loads(file.read_text())["beta"]

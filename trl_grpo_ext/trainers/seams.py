@@ -5,6 +5,7 @@ Each seam runs TRL's own method through `super()` and hands what it needs to a p
 hooks and never sees TRL's internals; when TRL moves a seam, this file and its test say so.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
@@ -87,10 +89,16 @@ class GRPOSeams(GRPOTrainer):
         """
         return weighted_sum(self._rewards_per_func, self.reward_weights)
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
         # Completions sampled in an earlier call came from an earlier policy.
+        self.drop_buffered_completions()
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir)) or True
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def drop_buffered_completions(self) -> None:
+        """Have the next optimizer step sample anew, whatever is left of the last generation batch."""
         self._buffered_inputs = None
-        return super().train(*args, **kwargs)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         self.before_rewards(inputs, prompts, completions, completion_ids_list)
@@ -224,15 +232,15 @@ class GRPOSeams(GRPOTrainer):
     # State
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:
-        """Called on the main process with the folder of a checkpoint, before TRL writes its own."""
+        """Called on all processes with the folder of a checkpoint, before TRL writes its own."""
 
     def load_checkpoint_state(self, checkpoint: Path) -> None:
         """Called on a resume with the folder of the checkpoint, after TRL has loaded its own."""
 
     def _save_checkpoint(self, model, trial):
-        if self.args.should_save:  # first, so that no complete checkpoint lacks it
-            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            self.save_checkpoint_state(folder)
+        # First, so that no complete checkpoint lacks it
+        folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        self.save_checkpoint_state(folder)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -294,3 +302,22 @@ class GRPOSeams(GRPOTrainer):
         for _ in range(min(len(ours), len(logged))):
             logged.pop()
         logged.extend(ours)
+
+
+def last_complete_checkpoint(output_dir: Path) -> str | None:
+    """The newest checkpoint that was written to its end, which a kill may have kept the newest one from."""
+    steps = [
+        (int(folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")), folder)
+        for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if folder.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-").isdecimal()
+    ]
+    return next((str(folder) for _, folder in sorted(steps, reverse=True) if is_complete(folder)), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the file that is written last, and before older checkpoints are deleted, is whole."""
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text())
+    except (OSError, json.JSONDecodeError):
+        return False
+    return True
