@@ -11,12 +11,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(vocab_size=300, num_problems=50)
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
+def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0, hidden_size: int = 16) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=128,
@@ -31,10 +31,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCau
     return model
 
 
-def save_tiny_model(path, seed: int = 0) -> str:
+def save_tiny_model(path, seed: int = 0, hidden_size: int = 16) -> str:
     """A folder with a tiny model and its tokenizer, as the reference model is loaded from."""
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, seed).save_pretrained(path)
+    tiny_model(tokenizer, seed, hidden_size).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)
 

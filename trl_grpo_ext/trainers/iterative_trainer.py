@@ -425,8 +425,8 @@ def as_reward_model(model: Any, args: IterativeGRPOConfig) -> RewardModel | None
         model = kind(model)
     if args.reward_update != "none" and not isinstance(model, UPDATES[args.reward_update][0]):
         raise ValueError(
-            f"`reward_update` is {args.reward_update!r}, but `reward_model` is an {type(model).__name__}; pass a "
-            f"{UPDATES[args.reward_update][0].__name__}, or change `reward_update`."
+            f"`reward_update` is {args.reward_update!r}, but `reward_model` is of class {type(model).__name__}; pass one "
+            f"of class {UPDATES[args.reward_update][0].__name__}, or change `reward_update`."
         )
     return model
 
