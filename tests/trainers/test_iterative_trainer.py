@@ -39,8 +39,8 @@ def kl_of(trainer, batch):
     """
     Largest gap between the policy's and the reference's log probabilities of some completions.
 
-    In train mode, as it has no dropout: after a forward pass in eval mode bitsandbytes' 4-bit layers have no gradient on
-    some CPUs.
+    In train mode, as it has no dropout: after a forward pass in eval mode bitsandbytes' 4-bit layers have no gradient
+    on some CPUs.
     """
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)

@@ -109,7 +109,6 @@ def save_reference(parameters: dict[str, nn.Parameter], file: Path, should_write
     """
     state = {name: whole_tensor(parameter) for name, parameter in parameters.items()}
     if should_write and state:
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_file(state, file)
 
 

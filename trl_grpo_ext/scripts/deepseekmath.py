@@ -145,7 +145,13 @@ def with_default_config(argv: list[str]) -> list[str]:
     return ["--config", str(DEFAULT_CONFIG), *argv]
 
 
-def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model_args: ModelConfig) -> None:
+def main(
+    script_args: DeepSeekMathArguments,
+    training_args: GRPOExtConfig,
+    model_args: ModelConfig,
+    trainer_class: type[GRPOExtTrainer] = GRPOExtTrainer,
+    **trainer_options,
+) -> None:
     started = time.perf_counter()
     if script_args.cpu_threads is not None:
         torch.set_num_threads(script_args.cpu_threads or share_of_cores())
@@ -161,7 +167,7 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
     model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
 
-    trainer = GRPOExtTrainer(
+    trainer = trainer_class(
         model=model_name,
         reward_funcs=reward_funcs,
         args=training_args,
@@ -171,6 +177,7 @@ def main(script_args: DeepSeekMathArguments, training_args: GRPOExtConfig, model
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
         step_reward_funcs=step_reward_funcs if training_args.scores_steps else None,
+        **trainer_options,
     )
     if step_reward_funcs and not training_args.scores_steps:
         trainer.accelerator.print("Outcome supervision: the step reward functions are not used.")

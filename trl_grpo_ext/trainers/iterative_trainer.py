@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 import weakref
@@ -39,6 +40,7 @@ from .step_scoring import StepRewardFunc, checked_scores
 logger = logging.get_logger(__name__)
 RewardModel = OutcomeRewardModel | ProcessRewardModel
 REFERENCE_FILE = "reference.safetensors"
+STATE_FILE = "iteration.json"
 
 
 class IterativeGRPOTrainer(GRPOExtTrainer):
@@ -90,6 +92,11 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
     _tag_names = ["trl", "grpo", "trl_grpo_ext", "iterative-grpo"]
 
     args: IterativeGRPOConfig
+    reward_model: RewardModel | None = None
+    reward_update: RewardUpdate | None = None
+    step_verifier: StepRewardFunc | None = None
+    _pending: list[Rollout] = []
+    _mean_rewards: tuple[float, float] | None = None  # of right and of wrong outputs, at an iteration's start
 
     def __init__(
         self,
@@ -116,7 +123,6 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         self.verifier = verifier
         self.step_verifier = step_verifier
         super().__init__(model, reward_funcs, args, *trl_args, step_reward_funcs=step_reward_funcs, **trl_kwargs)
-        self.reward_update: RewardUpdate | None = None
         if args.reward_update != "none":
             self.reward_update = make_update(self.reward_model, args)
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -133,8 +139,6 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
             add_reference_adapter(self.model)
         folder = args.rollout_dir or Path(args.output_dir, "_rollouts")
         self.rollouts = RolloutStore(folder, args.rollout_capacity)
-        self._pending: list[Rollout] = []
-        self._mean_rewards: tuple[float, float] | None = None  # of right and wrong outputs, at an iteration's start
         self.add_callback(IterationCallback(self))
 
     @property
@@ -183,12 +187,18 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
 
     def before_rewards(self, inputs, prompts, completions, completion_ids) -> None:
         super().before_rewards(inputs, prompts, completions, completion_ids)
-        if self.mode == "eval":
-            return
         columns = self.reward_kwargs(inputs)
+        verified = self._verify(prompts, completions, completion_ids, columns)
+        self._verified = gather(torch.tensor([nan_if_none(v) for v in verified], device=self.accelerator.device))
+        self.log_metric("verified_accuracy", self._verified.nanmean().item())
+        if self.mode == "train" and self.reward_update is not None:
+            self._pending = self._make_rollouts(prompts, completions, completion_ids, verified, columns)
+
+    def _make_rollouts(self, prompts, completions, completion_ids, verified, columns) -> list[Rollout]:
+        """Rollouts of the local completions, without what is known only once they have rewards."""
         steps = self._steps if self.step_scorer is not None else [Steps([], [])] * len(prompts)
         labels: Sequence[list[float | None]] = [[]] * len(prompts)
-        if self.step_verifier is not None and self.args.reward_update == "process":
+        if self.step_verifier is not None:
             texts = [list(completion.texts) for completion in steps]
             labels = checked_scores(
                 "step_verifier",
@@ -197,9 +207,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 ),
                 steps,
             )
-        verified = self._verify(prompts, completions, completion_ids, columns)
         solutions = columns.get("solution", [None] * len(prompts))
-        self._pending = [
+        return [
             Rollout(
                 prompt=prompt,
                 completion=completion_text(completion),
@@ -222,31 +231,30 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
 
     def batch_advantages(self, batch: dict[str, Any]) -> torch.Tensor:
         advantages = super().batch_advantages(batch)
-        if self.mode == "train":
-            rows = self.local_rows(len(self._pending))
-            rewards = self.weighted_rewards()[rows].tolist()
-            prompt_ids = [
-                ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-            ]
-            step_rewards = self._step_rewards[rows].tolist() if self.step_scorer is not None else [[]] * len(rewards)
-            local = [
-                replace(
-                    rollout,
-                    prompt_ids=ids,
-                    reward=none_if_nan(reward),
-                    step_rewards=[none_if_nan(value) for value in of_steps[: len(rollout.steps)]],
-                )
-                for rollout, ids, reward, of_steps in zip(
-                    self._pending, prompt_ids, rewards, step_rewards, strict=True
-                )
-            ]
-            if self.reward_update is not None:
-                sampled = gather_object(local)
-                if self.accelerator.is_main_process:
-                    self.rollouts.add(sampled, self.state.global_step)
-            self._log_verified()
+        if self.mode == "train" and self.reward_model is not None:
+            self._log_unexplained_reward()
+        if self._pending:
+            sampled = gather_object(self._with_rewards(self._pending, batch))
+            if self.accelerator.is_main_process:
+                self.rollouts.add(sampled, self.state.global_step)
             self._pending = []
         return advantages
+
+    def _with_rewards(self, rollouts: list[Rollout], batch: dict[str, Any]) -> list[Rollout]:
+        rows = self.local_rows(len(rollouts))
+        rewards = self.weighted_rewards()[rows].tolist()
+        step_rewards = self._step_rewards[rows].tolist() if self.step_scorer is not None else [[]] * len(rewards)
+        prompts = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        prompt_ids = [ids[mask.bool()].tolist() for ids, mask in prompts]
+        return [
+            replace(
+                rollout,
+                prompt_ids=ids,
+                reward=none_if_nan(reward),
+                step_rewards=[none_if_nan(value) for value in of_steps[: len(rollout.steps)]],
+            )
+            for rollout, ids, reward, of_steps in zip(rollouts, prompt_ids, rewards, step_rewards, strict=True)
+        ]
 
     def _verify(self, prompts, completions, completion_ids, columns) -> list[float | None]:
         try:
@@ -259,20 +267,15 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 "verifier."
             ) from error
 
-    def _log_verified(self) -> None:
-        """Reward beside verified accuracy: hacking a reward model shows as reward that accuracy does not explain."""
-        device = self.accelerator.device
-        verified = gather(torch.tensor([nan_if_none(rollout.verified) for rollout in self._pending], device=device))
+    def _log_unexplained_reward(self) -> None:
+        """Hacking of a reward model shows as reward that verified accuracy does not explain."""
         rewards = self._reward_model_rewards()
-        known = ~(verified.isnan() | rewards.isnan())
-        verified, rewards = verified[known], rewards[known]
-        if not len(verified):
-            return
-        self.log_metric("verified_accuracy", verified.mean().item())
+        known = ~(self._verified.isnan() | rewards.isnan())
+        verified, rewards = self._verified[known], rewards[known]
         right, wrong = rewards[verified == 1], rewards[verified == 0]
         if self._mean_rewards is None and len(right) and len(wrong):
             self._mean_rewards = right.mean().item(), wrong.mean().item()
-        if self._mean_rewards is not None:
+        if self._mean_rewards is not None and len(verified):
             gap = unexplained_reward(rewards.tolist(), verified.tolist(), *self._mean_rewards)
             self.log_metric("reward_model/unexplained_reward", gap)
 
@@ -280,7 +283,7 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         """One number of the reward model for each completion of the generation batch, of all processes."""
         if isinstance(self.reward_model, ProcessRewardModel):
             return self._step_rewards.nanmean(-1)
-        return self.weighted_rewards() if self.reward_model is None else self._rewards_per_func[:, 0]
+        return self._rewards_per_func[:, 0]
 
     # Reward model
 
@@ -382,12 +385,16 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:
         super().save_checkpoint_state(checkpoint)
-        if self.reward_update is not None and self.args.should_save:
-            self.reward_update.save(checkpoint / "reward_model")
+        if self.args.should_save:
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            (checkpoint / STATE_FILE).write_text(json.dumps({"mean_rewards": self._mean_rewards}))
+            if self.reward_update is not None:
+                self.reward_update.save(checkpoint / "reward_model")
         save_reference(self._reference_parameters, checkpoint / REFERENCE_FILE, self.args.should_save)
 
     def load_checkpoint_state(self, checkpoint: Path) -> None:
         super().load_checkpoint_state(checkpoint)
+        self._mean_rewards = json.loads((checkpoint / STATE_FILE).read_text())["mean_rewards"]
         if self.reward_update is not None:
             self.reward_update.load(checkpoint / "reward_model")
         load_reference(self._reference_parameters, checkpoint / REFERENCE_FILE)
@@ -425,8 +432,8 @@ def as_reward_model(model: Any, args: IterativeGRPOConfig) -> RewardModel | None
         model = kind(model)
     if args.reward_update != "none" and not isinstance(model, UPDATES[args.reward_update][0]):
         raise ValueError(
-            f"`reward_update` is {args.reward_update!r}, but `reward_model` is of class {type(model).__name__}; pass one "
-            f"of class {UPDATES[args.reward_update][0].__name__}, or change `reward_update`."
+            f"`reward_update` is {args.reward_update!r}, but `reward_model` is of class {type(model).__name__}; pass "
+            f"one of class {UPDATES[args.reward_update][0].__name__}, or change `reward_update`."
         )
     return model
 
