@@ -25,10 +25,14 @@ LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_alpha": 8}
 KINDS = ["full", "lora", "qlora"]
 
 
-def trainer_of_kind(kind, folder, tokenizer, **options):
-    trainer_options = {"peft_config": LoraConfig(**LORA)} if kind != "full" else {}
+def trainer_of_kind(kind, folder, tokenizer, trainer_options=None, **options):
+    trainer_options = dict(trainer_options or {})
+    if kind != "full":
+        trainer_options["peft_config"] = LoraConfig(**LORA)
     if kind == "qlora":
-        trainer_options["model"] = save_tiny_model(folder / "wide", hidden_size=64)  # bitsandbytes packs 32 rows
+        trainer_options.setdefault(
+            "model", save_tiny_model(folder / "wide", hidden_size=64)
+        )  # bitsandbytes packs 32 rows
         trainer_options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
         )

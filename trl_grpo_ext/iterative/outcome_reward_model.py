@@ -5,6 +5,7 @@ import torch
 from accelerate import PartialState
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import find_adapter_config_file
 from trl.trainer.utils import get_config_model_id
 
 from ..rewards.answer import completion_text
@@ -23,7 +24,7 @@ class OutcomeRewardModel:
 
     Args:
         model (`str`, `Path` or [`~transformers.PreTrainedModel`]):
-            A Hub id or a folder, or a loaded sequence classifier of one class.
+            A Hub id or a folder, also of adapters, or a loaded sequence classifier of one class.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             Its tokenizer. By default loaded from `model`.
         batch_size (`int`, *optional*, defaults to `16`):
@@ -123,6 +124,12 @@ class OutcomeRewardModel:
 
 def load_scorer(name_or_path: str, model_init_kwargs: dict[str, Any]) -> PreTrainedModel:
     try:
+        if find_adapter_config_file(name_or_path) is not None:
+            from peft import AutoPeftModelForSequenceClassification
+
+            return AutoPeftModelForSequenceClassification.from_pretrained(
+                name_or_path, num_labels=1, is_trainable=True, **model_init_kwargs
+            )
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name_or_path, num_labels=1, output_loading_info=True, **model_init_kwargs
         )

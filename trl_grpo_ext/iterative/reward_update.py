@@ -3,7 +3,7 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .outcome_reward_model import OutcomeRewardModel
 from .quality import pair_metrics
 from .replay import preference_pairs, question_key
 from .rollouts import Rollout
+from .shared_base import SharedBaseScorer
 
 
 OPTIMIZER_FILE = "reward_model_optimizer.safetensors"
@@ -35,6 +36,7 @@ INNER = {
     "disable_tqdm": True,
     "gradient_checkpointing": False,
     "lr_scheduler_type": "constant",
+    "remove_unused_columns": False,
 }
 
 
@@ -54,7 +56,8 @@ class RewardUpdate(ABC):
 
     def __init__(self, model: Any, learning_rate: float):
         self.model = model
-        parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
+        with trainable(model.model):
+            parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
         if not parameters:
             raise ValueError(
                 "`reward_model` has no parameter that requires a gradient, but is to be trained along; load it "
@@ -84,7 +87,7 @@ class RewardUpdate(ABC):
             options (`dict`):
                 [`~transformers.TrainingArguments`] of the update: batch size, epochs, precision and so on.
         """
-        with own_randomness():
+        with own_randomness(), trainable(self.model.model):
             trainer = self.make_trainer(Dataset.from_list(examples), {**INNER, **options})
             trainer.pop_callback(PrinterCallback)
             trainer.train()
@@ -206,6 +209,11 @@ UPDATES: dict[str, tuple[type, type[RewardUpdate]]] = {
 }
 
 
+def trainable(model: Any) -> AbstractContextManager:
+    """Within it a reward model can be trained; one on a shared base is active there for long enough."""
+    return model.active() if isinstance(model, SharedBaseScorer) else nullcontext()
+
+
 @contextmanager
 def own_randomness() -> Iterator[None]:
     """Leave the caller's random state as it was: a trainer sets all seeds when it is made."""
@@ -220,6 +228,9 @@ def own_randomness() -> Iterator[None]:
 
 def load_weights(model: Any, folder: Path) -> None:
     """Set a live model's weights, or a PEFT model's adapter, to those saved in a folder."""
+    if isinstance(model, SharedBaseScorer):
+        model.load_saved(folder)
+        return
     if is_peft_model(model):
         from peft import set_peft_model_state_dict
         from peft.utils import SAFETENSORS_WEIGHTS_NAME

@@ -143,7 +143,7 @@ class TokenClassificationFormat(PRMFormat):
             from peft import AutoPeftModelForTokenClassification
 
             return AutoPeftModelForTokenClassification.from_pretrained(
-                name_or_path, num_labels=2, **keep_head(model_init_kwargs)
+                name_or_path, num_labels=2, is_trainable=True, **keep_head(model_init_kwargs)
             )
         model, info = AutoModelForTokenClassification.from_pretrained(
             name_or_path, output_loading_info=True, **keep_head(model_init_kwargs)

@@ -48,6 +48,9 @@ class IterativeGRPOConfig(GRPOExtConfig):
             Continuations of each prefix.
         label_completions (`int`, *optional*, defaults to `256`):
             Number of an iteration's completions that are labelled by sampling.
+        shared_base (`bool`, *optional*, defaults to `False`):
+            Whether the reward model is an adapter on the policy's base model, as the policy and its reference are
+            (`peft_config`), so that one model, which may be quantized, is in memory instead of three.
         rollout_dir (`str`, *optional*):
             Where what was sampled is kept as parquet. By default `_rollouts` in `output_dir`; the underscore keeps it
             from being pushed to the Hub.
@@ -91,6 +94,9 @@ class IterativeGRPOConfig(GRPOExtConfig):
     label_continuations: int = field(default=8, metadata={"help": "Continuations of each prefix, for labelling."})
     label_completions: int = field(
         default=256, metadata={"help": "Number of an iteration's completions that are labelled by sampling."}
+    )
+    shared_base: bool = field(
+        default=False, metadata={"help": "Whether the reward model is an adapter on the policy's base model."}
     )
     rollout_dir: str | None = field(
         default=None, metadata={"help": "Where what was sampled is kept; by default `_rollouts` in the output folder."}

@@ -28,6 +28,7 @@ from ..iterative.reference import (
 from ..iterative.replay import is_held_out, mix_with_replay
 from ..iterative.reward_update import UPDATES, RewardUpdate, own_randomness
 from ..iterative.rollouts import Rollout, RolloutStore
+from ..iterative.shared_base import REWARD_ADAPTER, SharedBaseScorer
 from ..prm.labelling import Solution, StepLabeller
 from ..prm.process_reward_model import ProcessRewardModel
 from ..rewards.answer import answer_reward, completion_text
@@ -39,8 +40,7 @@ from .step_scoring import StepRewardFunc, checked_scores
 
 logger = logging.get_logger(__name__)
 RewardModel = OutcomeRewardModel | ProcessRewardModel
-REFERENCE_FILE = "reference.safetensors"
-STATE_FILE = "iteration.json"
+STATE_FOLDER = "iteration"  # in a checkpoint
 
 
 class IterativeGRPOTrainer(GRPOExtTrainer):
@@ -123,6 +123,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         self.verifier = verifier
         self.step_verifier = step_verifier
         super().__init__(model, reward_funcs, args, *trl_args, step_reward_funcs=step_reward_funcs, **trl_kwargs)
+        if args.shared_base and self.reward_model is not None:
+            self._share_base(self.reward_model)
         if args.reward_update != "none":
             self.reward_update = make_update(self.reward_model, args)
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -140,6 +142,14 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         folder = args.rollout_dir or Path(args.output_dir, "_rollouts")
         self.rollouts = RolloutStore(folder, args.rollout_capacity)
         self.add_callback(IterationCallback(self))
+
+    def _share_base(self, reward_model: RewardModel) -> None:
+        if not is_peft_model(self.model):
+            raise ValueError(
+                "`shared_base` is True, but the policy has no adapter of its own; pass a `peft_config`, or use "
+                "shared_base=False."
+            )
+        reward_model.model.attach(self.model)
 
     @property
     def rl_iteration(self) -> int:
@@ -379,25 +389,28 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save:
-            shutil.rmtree(folder / REFERENCE_ADAPTER, ignore_errors=True)  # PEFT saves all adapters
+            for adapter in (REFERENCE_ADAPTER, REWARD_ADAPTER):  # PEFT saves all adapters
+                shutil.rmtree(folder / adapter, ignore_errors=True)
             if self.reward_update is not None and not _internal_call:
                 self.reward_update.save_model(folder / "reward_model")
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:
         super().save_checkpoint_state(checkpoint)
+        folder = checkpoint / STATE_FOLDER
         if self.args.should_save:
-            checkpoint.mkdir(parents=True, exist_ok=True)
-            (checkpoint / STATE_FILE).write_text(json.dumps({"mean_rewards": self._mean_rewards}))
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "state.json").write_text(json.dumps({"mean_rewards": self._mean_rewards}))
             if self.reward_update is not None:
-                self.reward_update.save(checkpoint / "reward_model")
-        save_reference(self._reference_parameters, checkpoint / REFERENCE_FILE, self.args.should_save)
+                self.reward_update.save(folder / "reward_model")
+        save_reference(self._reference_parameters, folder / "reference.safetensors", self.args.should_save)
 
     def load_checkpoint_state(self, checkpoint: Path) -> None:
         super().load_checkpoint_state(checkpoint)
-        self._mean_rewards = json.loads((checkpoint / STATE_FILE).read_text())["mean_rewards"]
+        folder = checkpoint / STATE_FOLDER
+        self._mean_rewards = json.loads((folder / "state.json").read_text())["mean_rewards"]
         if self.reward_update is not None:
-            self.reward_update.load(checkpoint / "reward_model")
-        load_reference(self._reference_parameters, checkpoint / REFERENCE_FILE)
+            self.reward_update.load(folder / "reward_model")
+        load_reference(self._reference_parameters, folder / "reference.safetensors")
 
 
 class IterationCallback(TrainerCallback):
@@ -421,12 +434,19 @@ class IterationCallback(TrainerCallback):
 def as_reward_model(model: Any, args: IterativeGRPOConfig) -> RewardModel | None:
     """The reward model, loaded and of the kind that it is trained as."""
     if model is None:
-        if args.reward_update == "none":
+        if args.reward_update == "none" and not args.shared_base:
             return None
         raise ValueError(
             f"`reward_model` is missing, but `reward_update` is {args.reward_update!r}; pass a reward model, or use "
             "reward_update='none'."
         )
+    if args.shared_base:
+        if not isinstance(model, (str, Path)):
+            raise ValueError(
+                f"`reward_model` is a {type(model).__name__}, but `shared_base` puts it on the policy's base model; "
+                "pass the folder of its adapter."
+            )
+        model = SharedBaseScorer(str(model))
     if not isinstance(model, (OutcomeRewardModel, ProcessRewardModel)):
         kind = ProcessRewardModel if args.supervision == "process" else OutcomeRewardModel
         model = kind(model)
