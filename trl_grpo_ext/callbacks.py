@@ -9,15 +9,28 @@ PROGRESS_METRICS = {
     "reward": "reward",
     "step reward": "step_reward",
     "held-out": "eval_reward",
+    "verified": "verified_accuracy",
+    "held-out verified": "eval_verified_accuracy",
+    "reward model agrees": "reward_model/agreement",
     "KL": "kl",
     "length": "completions/mean_length",
     "entropy": "entropy",
 }
-PANELS: dict[str, dict[str, str | None]] = {
+Panels = dict[str, dict[str, str | None]]  # of each panel's title, the metrics drawn in it and their labels
+PANELS: Panels = {
     "Reward (training)": {"reward": "completion", "step_reward": "step"},
     "Held-out accuracy (mean reward)": {"eval_reward": None},
     "KL to the reference (nats a token)": {"kl": None},
     "Completion length (tokens)": {"completions/mean_length": None},
+}
+ITERATION_PANELS: Panels = {
+    "Verified accuracy": {"verified_accuracy": "training", "eval_verified_accuracy": "held-out"},
+    "Reward model: agreement with the verifier": {
+        "reward_model/before_update/agreement": "before its update",
+        "reward_model/agreement": "after it",
+    },
+    "Reward that accuracy does not explain": {"reward_model/unexplained_reward": None},
+    "KL to the reference (nats a token)": {"kl": None},
 }
 
 
@@ -33,9 +46,9 @@ class CompactProgressCallback(ProgressCallback):
             self.training_bar.write(f"step {state.global_step:4d}  {values}")
 
 
-def plot_training(log_history: list[dict], path: str | Path, title: str) -> None:
+def plot_training(log_history: list[dict], path: str | Path, title: str, panels: Panels = PANELS) -> None:
     """
-    Draw reward, held-out reward, KL and length over steps.
+    Draw metrics over steps, by default reward, held-out reward, KL and length.
 
     Args:
         log_history (`list[dict]`):
@@ -44,6 +57,8 @@ def plot_training(log_history: list[dict], path: str | Path, title: str) -> None
             Where to write the picture; the suffix names the format.
         title (`str`):
             Title of the picture.
+        panels (`dict[str, dict[str, str | None]]`, *optional*):
+            The four panels: of each title, the metrics drawn there and their labels.
 
     Raises:
         `ImportError`: if matplotlib is not installed.
@@ -52,7 +67,7 @@ def plot_training(log_history: list[dict], path: str | Path, title: str) -> None
 
     figure = Figure(figsize=(10, 6), layout="constrained")
     figure.suptitle(title)
-    for axes, (panel_title, metrics) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+    for axes, (panel_title, metrics) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
         for metric, label in metrics.items():
             points = [(entry["step"], entry[metric]) for entry in log_history if entry.get(metric) is not None]
             if points:
@@ -60,7 +75,7 @@ def plot_training(log_history: list[dict], path: str | Path, title: str) -> None
         axes.set_title(panel_title)
         axes.set_xlabel("step")
         axes.margins(y=0.1)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend()

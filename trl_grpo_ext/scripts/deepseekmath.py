@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Pro
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from ..callbacks import CompactProgressCallback, plot_training
+from ..callbacks import PANELS, CompactProgressCallback, Panels, plot_training
 from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..evaluation import confidence_interval, evaluate_policy
 from ..prm import ProcessRewardModel
@@ -137,12 +137,12 @@ def make_parser(subparsers: argparse._SubParsersAction | None = None, prog: str 
     return TrlParser(dataclass_types, prog=prog)
 
 
-def with_default_config(argv: list[str]) -> list[str]:
+def with_default_config(argv: list[str], default_config: Path) -> list[str]:
     """The arguments, led by the embedded task's config unless they name a config, a model or a data set themselves."""
     chosen = ("--config", "--model_name_or_path", "--dataset_name")
     if any(argument.split("=")[0] in chosen for argument in argv):
         return argv
-    return ["--config", str(DEFAULT_CONFIG), *argv]
+    return ["--config", str(default_config), *argv]
 
 
 def main(
@@ -150,6 +150,7 @@ def main(
     training_args: GRPOExtConfig,
     model_args: ModelConfig,
     trainer_class: type[GRPOExtTrainer] = GRPOExtTrainer,
+    panels: Panels = PANELS,
     **trainer_options,
 ) -> None:
     started = time.perf_counter()
@@ -196,7 +197,7 @@ def main(
             "seconds": round(time.perf_counter() - started, 1),
             "config": {**asdict(model_args), **asdict(script_args), **training_args.to_dict()},
         }
-        report(results, trainer.state.log_history, output_dir)
+        report(results, trainer.state.log_history, output_dir, panels)
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
     # torch deadlocks where the trainer's DDP model is the last to hold the process group: its destructor waits for a
@@ -324,7 +325,7 @@ def evaluate(
     )
 
 
-def report(results: dict, log_history: list[dict], output_dir: Path) -> None:
+def report(results: dict, log_history: list[dict], output_dir: Path, panels: Panels) -> None:
     """Write `results.json` and the picture, and show the table."""
     console = Console()
     (output_dir / "results.json").write_text(json.dumps(results, indent=2, default=str) + "\n")
@@ -332,7 +333,7 @@ def report(results: dict, log_history: list[dict], output_dir: Path) -> None:
         console.print("No picture was drawn: `pip install matplotlib` first.")
     else:
         title = f"GRPO with {results['config']['supervision']} supervision"
-        plot_training(log_history, output_dir / "training.png", title)
+        plot_training(log_history, output_dir / "training.png", title, panels)
     if results["before"] is not None:
         console.print(results_table(results["before"], results["after"]))
     console.print(f"Took {results['seconds']:.0f} s. Model, results.json and model card are in {output_dir}/")
@@ -358,7 +359,7 @@ def with_interval(accuracy: float, num_problems: int) -> str:
 
 def run(argv: list[str] | None = None) -> None:
     """Parse the arguments and run the job; the entry point of the recipe."""
-    arguments = with_default_config(sys.argv[1:] if argv is None else argv)
+    arguments = with_default_config(sys.argv[1:] if argv is None else argv, DEFAULT_CONFIG)
     main(*make_parser().parse_args_and_config(arguments))
 
 
