@@ -52,3 +52,8 @@ def test_both_processes_have_the_same_labels(of_two_processes):
     labelled = [labels for labels in first if labels]
     assert len(labelled) == 6  # five asked for, shared out over two generation batches
     assert all(label in (0, 1 / 3, 2 / 3, 1) for labels in labelled for label in labels)
+
+
+def test_a_reference_that_fsdp2_has_sharded_is_moved_saved_and_loaded(tmp_path):
+    launch("-m", "tests.distributed.sharded_reference", str(tmp_path))
+    assert sorted(path.name for path in tmp_path.glob("done_*")) == ["done_0", "done_1"]
