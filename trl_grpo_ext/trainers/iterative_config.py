@@ -14,10 +14,12 @@ class IterativeGRPOConfig(GRPOExtConfig):
     r"""
     Configuration class for the [`IterativeGRPOTrainer`]: Algorithm 1 of DeepSeekMath (arXiv:2402.03300, 4.1.4).
 
-    All of [`GRPOExtConfig`]'s parameters keep their names, defaults and meaning. `max_steps` follows from the first
-    two below.
+    All of [`GRPOExtConfig`]'s parameters keep their names, defaults and meaning, but for `beta`, which is the paper's.
+    `max_steps` follows from the first two below.
 
     Args:
+        beta (`float`, *optional*, defaults to `0.04`):
+            Coefficient of the divergence from the reference.
         num_rl_iterations (`int`, *optional*, defaults to `2`):
             Number of outer iterations, the algorithm's I. The paper runs two rounds.
         steps_per_rl_iteration (`int`, *optional*, defaults to `100`):
@@ -61,6 +63,7 @@ class IterativeGRPOConfig(GRPOExtConfig):
         `ValueError`: if a value is out of range, a combination cannot work, or an option would do nothing.
     """
 
+    beta: float = field(default=0.04, metadata={"help": "Coefficient of the divergence from the reference."})
     max_steps: int = field(
         default=-1, metadata={"help": "Follows from `num_rl_iterations` and `steps_per_rl_iteration`."}
     )
