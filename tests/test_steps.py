@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trl_grpo_ext.steps import SENTENCES, STEP_MARKERS, THINKING, SeparatorSplitter, cut_into_steps
+from trl_grpo_ext.steps import SENTENCES, STEP_MARKERS, THINKING, SeparatorSplitter, cut_into_steps, filler_share
 
 from .rewards.test_answer import DATA
 
@@ -226,3 +226,16 @@ class TestRealText:
         steps = cut_into_steps(ids, real_tokenizer, SeparatorSplitter("\n\n"))
         assert real_tokenizer.decode([ids[steps.ends[0]]]) == ".\n\n"
         assert steps.texts == ["It is 3.\n\n", "So 4."]
+
+
+@pytest.mark.parametrize(
+    ("steps", "share"),
+    [
+        ([""], 1.0),
+        (["1 + 1 = 2\n", "2 + 2 = 4"], 0.0),
+        (["1 + 1 = 2\n", "1 + 1 =  2"], 0.5),  # repeated
+        (["...\n", "ок\n", "\n", "ок"], 0.75),
+    ],
+)
+def test_filler_says_nothing(steps, share):
+    assert filler_share(steps) == share

@@ -146,6 +146,22 @@ def cut_into_steps(completion_ids: Sequence[int], tokenizer: PreTrainedTokenizer
     return Steps(texts=[*texts, text[sum(map(len, texts)) :]], ends=[*ends, last_token])
 
 
+def filler_share(steps: Sequence[str]) -> float:
+    """
+    Share of a completion's steps that say nothing: without a letter or digit, or the same as an earlier one.
+
+    Args:
+        steps (`Sequence[str]`):
+            The steps of one completion.
+
+    Returns:
+        `float`, in 0 to 1.
+    """
+    contents = [" ".join(step.split()) for step in steps]
+    says_something = {content for content in contents if any(map(str.isalnum, content))}
+    return 1 - len(says_something) / max(len(contents), 1)
+
+
 def decode_in_place(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:
     """
     Decode ids one by one.

@@ -162,6 +162,7 @@ class TestProcessSupervision:
         rewards = [score for row in trainer._step_rewards.tolist() for score in row if score == score]
         assert log["steps/mean_count"] == pytest.approx(np.mean(counts))
         assert (log["steps/min_count"], log["steps/max_count"]) == (min(counts), max(counts))
+        assert 0 <= log["steps/filler_share"] < 1
         assert log["steps/mean_length"] == pytest.approx(log["completions/mean_length"] / np.mean(counts))
         assert log["step_reward"] == pytest.approx(np.mean(rewards))
         assert log["step_reward_std"] == pytest.approx(np.std(rewards, ddof=1))

@@ -190,8 +190,12 @@ class TestRoundTrip:
         options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "num_train_epochs": 5}
         whole = make(tmp_path / "whole", rows(num_rows=16), **options)
         whole.train()
-        settings_file = tmp_path / "whole" / "checkpoint-1" / "process_reward_model.json"
-        assert json.loads(settings_file.read_text())["step_separator"] == "\n"
+        for folder in (
+            tmp_path / "whole" / "checkpoint-1",
+            tmp_path / "whole",
+        ):  # checkpoints are pushed from the latter
+            settings = json.loads((folder / "process_reward_model.json").read_text())
+            assert settings["step_separator"] == "\n"
         resumed = make(tmp_path / "resumed", rows(num_rows=16), **options)
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
         assert_equal_weights(resumed.model, whole.model)

@@ -13,7 +13,7 @@ from ..objective.groups import group_statistics, to_groups
 from ..objective.loss import live_group_scale
 from ..objective.step_credit import spread_over_tokens
 from ..prm.process_reward_model import ProcessRewardModel
-from ..steps import SeparatorSplitter, Steps, TextSplitter
+from ..steps import SeparatorSplitter, Steps, TextSplitter, filler_share
 from .grpo_config import GRPOExtConfig
 from .loss_options import LossOptions, own_tokens
 from .step_scoring import StepRewardFunc, StepScorer
@@ -228,6 +228,8 @@ class GRPOExtTrainer(LossOptions):
         self.log_metric("steps/min_count", counts.min().item())
         self.log_metric("steps/max_count", counts.max().item())
         self.log_metric("steps/mean_length", (lengths.sum() / counts.sum()).item())
+        filler = gather(torch.tensor([filler_share(completion.texts) for completion in steps], device=device))
+        self.log_metric("steps/filler_share", filler.mean().item())
 
     def _log_count_correlation(self, first_values: torch.Tensor) -> None:
         """Whether completions of more steps are paid more: the correlation with the first step's advantage."""

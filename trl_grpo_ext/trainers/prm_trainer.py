@@ -116,12 +116,14 @@ class PRMTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            write_settings(
-                Path(output_dir or self.args.output_dir),
-                step_separator=self.args.step_separator,
-                max_length=self.args.max_length,
-                max_completion_length=self.args.max_completion_length,
-            )
+            # Also where a checkpoint is pushed from
+            for folder in {Path(output_dir or self.args.output_dir), Path(self.args.output_dir)}:
+                write_settings(
+                    folder,
+                    step_separator=self.args.step_separator,
+                    max_length=self.args.max_length,
+                    max_completion_length=self.args.max_completion_length,
+                )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         return super().get_eval_dataloader(self._prepared(eval_dataset))
