@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
-from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
+from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.trainers.efficient_forward import EfficientForward
 from trl_grpo_ext.trainers.loss_options import LossOptions
 from trl_grpo_ext.trainers.seams import GRPOSeams
 
@@ -24,6 +25,7 @@ from ..tiny import prompt_dataset, save_tiny_model, tiny_model, tiny_tokenizer
 from .helpers import (
     SETTINGS,
     assert_equal_weights,
+    bitwise_config,
     generation_batch,
     length_reward,
     log_without_timings,
@@ -106,7 +108,7 @@ def assert_same_training(ours, theirs):
     assert any(entry.get("grad_norm", 0) > 0 for entry in ours.state.log_history)
 
 
-OURS, THEIRS = (GRPOExtTrainer, GRPOExtConfig), (GRPOTrainer, GRPOConfig)
+OURS, THEIRS = (GRPOExtTrainer, bitwise_config), (GRPOTrainer, GRPOConfig)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -306,6 +308,6 @@ class TestWithoutInit:
         assert torch.equal(2 * batches[0], batches[1])
 
     def test_the_chain_of_classes(self):
-        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:4]] == [
-            "GRPOExtTrainer", LossOptions.__name__, GRPOSeams.__name__, "GRPOTrainer",
+        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:5]] == [
+            "GRPOExtTrainer", LossOptions.__name__, EfficientForward.__name__, GRPOSeams.__name__, "GRPOTrainer",
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""With every option of ours off, training is TRL's, bit for bit."""
+"""With every option of ours off, those that save work too, training is TRL's, bit for bit."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer
 
 from ..tiny import prompt_dataset, save_tiny_model
-from .helpers import assert_equal_weights, length_reward, log_without_timings, make_trainer
+from .helpers import assert_equal_weights, bitwise_config, length_reward, log_without_timings, make_trainer
 
 
 CASES = {
@@ -59,7 +59,9 @@ def model_path(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_trl(tmp_path, tokenizer, model_path, name):
-    ours = make_trainer(tmp_path / "ours", model_path, prompt_dataset(), tokenizer, **CASES[name])
+    ours = make_trainer(
+        tmp_path / "ours", model_path, prompt_dataset(), tokenizer, config_class=bitwise_config, **CASES[name]
+    )
     ours.train()
     theirs = make_trainer(
         tmp_path / "theirs", model_path, prompt_dataset(), tokenizer, GRPOTrainer, GRPOConfig, **CASES[name]
@@ -72,7 +74,9 @@ def test_equals_trl(tmp_path, tokenizer, model_path, name):
 
 def test_equals_trl_with_lora(tmp_path, tokenizer, model_path):
     options = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.04}
-    ours = make_trainer(tmp_path / "ours", model_path, prompt_dataset(), tokenizer, **options)
+    ours = make_trainer(
+        tmp_path / "ours", model_path, prompt_dataset(), tokenizer, config_class=bitwise_config, **options
+    )
     ours.train()
     theirs = make_trainer(
         tmp_path / "theirs", model_path, prompt_dataset(), tokenizer, GRPOTrainer, GRPOConfig, **options

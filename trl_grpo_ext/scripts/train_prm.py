@@ -1,8 +1,8 @@
 r"""
 Train a process reward model on labelled steps, and say how good it is on held-out ones.
 
-Without arguments it trains one from the embedded policy on solutions of the embedded word problems, labelled by rule,
-in about a minute on two CPU cores (a model so small learns little more than how often a step is right):
+Without arguments it trains one from the embedded judge on solutions of the embedded word problems, labelled by rule,
+in about a minute on two CPU cores:
 
     python -m trl_grpo_ext.scripts.train_prm
 
@@ -22,16 +22,16 @@ from transformers import AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ..data import get_split, load_prompt_dataset
-from ..tasks import EMBEDDED_POLICY, working_reward
+from ..tasks import EMBEDDED_JUDGE, working_reward
 from ..tasks.word_problems import imperfect_solution, sample_problems, word_problem
 from ..trainers.prm_config import PRMConfig
 from ..trainers.prm_trainer import PRMTrainer
 
 
 DEFAULTS = [
-    "--output_dir", "prm-embedded", "--learning_rate", "1e-3", "--per_device_train_batch_size", "64",
-    "--per_device_eval_batch_size", "256", "--num_train_epochs", "2", "--lr_scheduler_type", "cosine",
-    "--warmup_steps", "20", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "50",
+    "--output_dir", "prm-embedded", "--learning_rate", "2e-4", "--per_device_train_batch_size", "32",
+    "--per_device_eval_batch_size", "256", "--num_train_epochs", "1", "--lr_scheduler_type", "cosine",
+    "--warmup_steps", "10", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "50",
     "--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--dataloader_pin_memory", "false",
 ]  # fmt: skip
 METRICS = ("accuracy", "base_rate", "first_error_f1", "calibration_error")
@@ -50,7 +50,7 @@ class TrainPRMArguments:
             Split to train on.
         eval_share (`float`, *optional*, defaults to `0.1`):
             Share of the questions that is held out.
-        num_train_problems (`int`, *optional*, defaults to `8000`):
+        num_train_problems (`int`, *optional*, defaults to `6000`):
             Number of problems to make for the embedded task.
     """
 
@@ -60,7 +60,7 @@ class TrainPRMArguments:
     dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
     eval_share: float = field(default=0.1, metadata={"help": "Share of the questions that is held out."})
     num_train_problems: int = field(
-        default=8_000, metadata={"help": "Number of problems to make for the embedded task."}
+        default=6_000, metadata={"help": "Number of problems to make for the embedded task."}
     )
 
     def __post_init__(self):
@@ -109,7 +109,7 @@ def load_splits(script_args: TrainPRMArguments, seed: int) -> tuple[Dataset, Dat
 
 
 def main(script_args: TrainPRMArguments, training_args: PRMConfig, model_args: ModelConfig) -> None:
-    name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
+    name = model_args.model_name_or_path or str(EMBEDDED_JUDGE)
     train_dataset, eval_dataset = load_splits(script_args, training_args.seed)
     trainer = PRMTrainer(
         model=name,

@@ -85,6 +85,13 @@ class GRPOExtConfig(GRPOConfig):
             with the logged `kl` after every optimizer step, and survives a resume. `beta` is the first coefficient.
         kl_horizon (`float`, *optional*):
             Number of completions over which `beta` changes by up to 20 %. Needed with `kl_target`.
+        skip_zero_advantage (`bool`, *optional*, defaults to `True`):
+            Whether completions of advantage 0, which without KL have no gradient, have no backward pass. Denominators
+            and metrics stay those of all.
+        efficient_microbatches (`bool`, *optional*, defaults to `True`):
+            Whether padding is trimmed and rows of similar length are forwarded together, of the policy and of the
+            reference. The numbers stay the same, to rounding. Several forward passes make a loss then, other than with
+            FSDP and DeepSpeed, where a batch is trimmed only.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
             Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
             multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
@@ -183,6 +190,12 @@ class GRPOExtConfig(GRPOConfig):
     kl_horizon: float | None = field(
         default=None, metadata={"help": "Number of completions over which `beta` changes by up to 20 %."}
     )
+    skip_zero_advantage: bool = field(
+        default=True, metadata={"help": "Whether completions of advantage 0 without KL have no backward pass."}
+    )
+    efficient_microbatches: bool = field(
+        default=True, metadata={"help": "Whether padding is trimmed and rows are grouped by length."}
+    )
     log_gradient_coefficient: bool = field(
         default=False,
         metadata={"help": "Whether to log mean and std of the gradient coefficient, the paper's Eq. 5."},
@@ -207,7 +220,8 @@ class GRPOExtConfig(GRPOConfig):
     @property
     def differs_from_trl(self) -> bool:
         """Whether training is changed by a parameter, or a value, that [`~trl.GRPOConfig`] does not have."""
-        theirs = {"log_gradient_coefficient", *(item.name for item in fields(GRPOConfig))}
+        same_numbers = {"skip_zero_advantage", "efficient_microbatches", "log_gradient_coefficient"}
+        theirs = {*same_numbers, *(item.name for item in fields(GRPOConfig))}
         ours = {item.name: item.default for item in fields(GRPOExtConfig) if item.name not in theirs}
         has_changed = any(getattr(self, name) != default for name, default in ours.items())
         return has_changed or self.importance_sampling_level == "sequence_token"
@@ -249,7 +263,13 @@ class GRPOExtConfig(GRPOConfig):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) and not (value is None and name in optional):
                 raise TypeError(f"`{name}` is {value!r}, but must be a number.")
-        for name in ("step_separator_is_regex", "live_group_denominator", "log_gradient_coefficient"):
+        for name in (
+            "step_separator_is_regex",
+            "live_group_denominator",
+            "log_gradient_coefficient",
+            "skip_zero_advantage",
+            "efficient_microbatches",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is {getattr(self, name)!r}, but must be True or False.")
         for name, choices in (

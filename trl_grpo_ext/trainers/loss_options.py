@@ -13,8 +13,8 @@ from ..objective.loss import (
     importance_ratio,
     token_weights,
 )
+from .efficient_forward import EfficientForward
 from .grpo_config import GRPOExtConfig
-from .seams import GRPOSeams
 
 
 KL_STATE_FILE = "kl_coefficient.json"
@@ -27,7 +27,7 @@ LOGIT_TRANSFORMS = (
 )
 
 
-class LossOptions(GRPOSeams):
+class LossOptions(EfficientForward):
     """
     The options of [`GRPOExtConfig`] that act between the policy's forward pass and its loss.
 

@@ -168,10 +168,10 @@ class GRPOSeams(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model, inputs):
-        if not self.extends_loss:
-            return super()._compute_loss(model, inputs)
         self._loss_inputs = dict(inputs)
         try:
+            if not self.extends_loss:
+                return super()._compute_loss(model, self._loss_inputs)
             with self._without_kl() if self.replaces_kl else nullcontext():
                 loss = super()._compute_loss(model, self._loss_inputs)
             return self.after_loss(loss, self._loss_inputs, self._policy_logps)
@@ -180,11 +180,15 @@ class GRPOSeams(GRPOTrainer):
             for tensor in ("_policy_logps", "last_hidden_states"):  # they would keep the graph
                 self.__dict__.pop(tensor, None)
 
+    def logps_and_entropies(self, *args, **kwargs) -> tuple[Any, ...]:
+        """TRL's forward pass: log probabilities (B, T) of completions, and what else TRL returns with them."""
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         if not self.extends_loss:
-            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            return self.logps_and_entropies(model, *args, **kwargs)
         with self._recorded_hidden_states(model) as states:
-            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            result = self.logps_and_entropies(model, *args, **kwargs)
         logps = result[0]
         if states:
             # The state before each completion token
@@ -267,6 +271,24 @@ class GRPOSeams(GRPOTrainer):
     def text_tokenizer(self):
         """The tokenizer, also where the processing class is a multimodal processor."""
         return self._tokenizer
+
+    @property
+    def trains_without_advantage(self) -> bool:
+        """Whether a completion of advantage 0 has a gradient: of the KL, the entropy bonus or the router's loss."""
+        return self.args.beta != 0 or self._entropy_bonus_enabled or self.aux_loss_enabled
+
+    @property
+    def positions_are_relative(self) -> bool:
+        """Whether a model computes the same of tokens that are all moved by some places, as with rotary positions."""
+        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        return getattr(config, "rope_parameters", None) is not None
+
+    @property
+    def may_forward_in_parts(self) -> bool:
+        """Whether a loss may come of several forward passes, of other numbers on other processes."""
+        checkpointing = self.args.gradient_checkpointing_kwargs or {}
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return not is_sharded and not checkpointing.get("use_reentrant", False)
 
     @property
     def mode(self) -> str:

@@ -1,0 +1,55 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trl_grpo_ext.batching import PASS_TOKENS, length_groups, scatter_groups
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=40)
+
+
+def padded_mask(rows, scale=1):
+    """Masks of prompts padded on the left and completions padded on the right."""
+    prompt, completion = (scale * max(1, max(row[i] for row in rows)) for i in (0, 1))
+    mask = torch.zeros(len(rows), prompt + completion, dtype=torch.long)
+    for i, (before, after) in enumerate(rows):
+        mask[i, prompt - scale * before : prompt + scale * after] = 1
+    return mask, completion
+
+
+@given(ROWS, st.sampled_from([1, 50]), st.booleans(), st.booleans())
+def test_each_row_is_in_one_group_with_all_of_its_tokens(rows, scale, trims_left, splits):
+    mask, keep = padded_mask(rows, scale)
+    groups = length_groups(mask, keep, trims_left, splits)
+    assert sorted(torch.cat([group.rows for group in groups]).tolist()) == list(range(len(rows)))
+    for group in groups:
+        window = mask[group.rows, group.start : group.end]
+        assert window.sum() == mask[group.rows].sum()
+        assert group.end > mask.shape[1] - keep  # a completion column for each
+    if not trims_left:
+        assert {group.start for group in groups} == {0}
+    if not splits:
+        assert len(groups) == 1
+    assert sum(group.cost for group in groups) <= mask.numel() + PASS_TOKENS
+
+
+@given(ROWS, st.booleans())
+def test_values_come_back_to_their_places(rows, splits):
+    mask, keep = padded_mask(rows, 50)
+    values = torch.rand(len(rows), keep) * mask[:, -keep:]
+    groups = length_groups(mask, keep, True, splits)
+    first = mask.shape[1] - keep
+    parts = [values[group.rows, : group.end - first] for group in groups]
+    assert torch.equal(scatter_groups(parts, groups, keep), values)
+
+
+def test_long_and_short_rows_are_kept_apart():
+    mask, keep = padded_mask([(10, 10)] * 8 + [(10, 1000)] * 2)
+    groups = length_groups(mask, keep, True, True)
+    computed = sum(len(group.rows) * (group.end - group.start) for group in groups)
+    assert computed < 0.6 * mask.numel()
+
+
+def test_rows_of_one_length_are_one_group():
+    mask, keep = padded_mask([(300, 700)] * 16)
+    assert len(length_groups(mask, keep, True, True)) == 1

@@ -1,0 +1,172 @@
+"""What saves work changes no number but by rounding, and does save it."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_grpo_ext.batching import RowGroup
+from trl_grpo_ext.trainers import efficient_forward
+
+from ..tiny import prompt_dataset, save_tiny_model
+from .helpers import bitwise_config, make_trainer, process_options
+
+
+LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+OPTIONS = {
+    "outcome": {},
+    "KL": {"beta": 0.04},
+    "two iterations": {"num_iterations": 2, "max_steps": 4},
+    "accumulation": {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4},
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "entropy bonus": {"entropy_coef": 0.01},
+    "high-entropy tokens": {"top_entropy_quantile": 0.5},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "LoRA": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.04},
+    "process": process_options(),
+    "process, KL in the reward": process_options(beta=0.04, kl_estimator="k1", kl_placement="reward"),
+}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def groups_of_any_size(monkeypatch):
+    """The models are so small that no further forward pass would pay."""
+    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
+
+
+def all_same_in_every_other_group(prompts, completion_ids, **kwargs):
+    rewards = [float(sum(ids) % 7) for ids in completion_ids]
+    return [0.5 if int(p.split()[1].rstrip(":")) % 2 else r for p, r in zip(prompts, rewards, strict=True)]
+
+
+def train(folder, tokenizer, model, *classes, **options):
+    """By plain SGD, so that rounding stays rounding."""
+    options = {"optim": "sgd", "learning_rate": 0.1, "reward_funcs": all_same_in_every_other_group, **options}
+    options.setdefault("num_generations", 2)
+    trainer = make_trainer(folder, model, prompt_dataset(), tokenizer, *classes, **options)
+    trainer.train()
+    return trainer
+
+
+def assert_equal_training(ours, theirs):
+    for first, second in zip(ours.state.log_history, theirs.state.log_history, strict=True):
+        for name, value in second.items():
+            if not any(word in name for word in ("time", "runtime", "per_second", "flos")):
+                assert first[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True), name
+    for (name, ours_p), (_, theirs_p) in zip(
+        ours.model.state_dict().items(), theirs.model.state_dict().items(), strict=True
+    ):
+        torch.testing.assert_close(ours_p, theirs_p, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("name", ["outcome", "two iterations", "process"])
+def test_every_loss_is_the_same(tmp_path, tokenizer, model_path, loss_type, name):
+    level = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}
+    if name == "process" and loss_type in ("luspo", "vespo"):
+        pytest.skip("refused: their weights are of whole completions")
+    options = {**OPTIONS[name], "loss_type": loss_type, **level}
+    ours = train(tmp_path / "ours", tokenizer, model_path, **options)
+    plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+    assert_equal_training(ours, plain)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_the_same(tmp_path, tokenizer, model_path, name):
+    ours = train(tmp_path / "ours", tokenizer, model_path, **OPTIONS[name])
+    plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **OPTIONS[name])
+    assert_equal_training(ours, plain)
+
+
+@pytest.mark.parametrize("name", ["outcome", "KL", "two iterations"])
+def test_it_equals_trl(tmp_path, tokenizer, model_path, name):
+    ours = train(tmp_path / "ours", tokenizer, model_path, **OPTIONS[name])
+    theirs = train(tmp_path / "theirs", tokenizer, model_path, GRPOTrainer, GRPOConfig, **OPTIONS[name])
+    assert_equal_training(ours, theirs)
+
+
+class ForwardRecorder:
+    """Shape of each forward pass of the policy, and whether it has a gradient."""
+
+    def __init__(self, trainer):
+        self.calls = []
+        trainer.model.register_forward_pre_hook(self.record, with_kwargs=True)
+
+    def record(self, model, args, kwargs):
+        if "labels" in kwargs:  # not the passes of sampling
+            self.calls.append((*kwargs["input_ids"].shape, torch.is_grad_enabled()))
+
+
+def recorded(folder, tokenizer, model_path, **options):
+    options = {"num_generations": 2, "max_steps": 1, "reward_funcs": all_same_in_every_other_group, **options}
+    trainer = make_trainer(folder, model_path, prompt_dataset(), tokenizer, **options)
+    recorder = ForwardRecorder(trainer)
+    trainer.train()
+    return recorder.calls, trainer.state.log_history[0]
+
+
+def test_padding_is_not_computed(tmp_path, tokenizer, model_path):
+    calls, log = recorded(tmp_path, tokenizer, model_path, skip_zero_advantage=False)
+    plain, _ = recorded(tmp_path, tokenizer, model_path, skip_zero_advantage=False, efficient_microbatches=False)
+    assert len(plain) == 1 < len(calls)
+    tokens, padded = (sum(rows * length for rows, length, _ in each) for each in (calls, plain))
+    assert log["num_tokens"] <= tokens < 0.9 * padded
+
+
+def test_rows_without_advantage_have_no_backward_pass(tmp_path, tokenizer, model_path):
+    calls, log = recorded(tmp_path, tokenizer, model_path, efficient_microbatches=False)
+    without = log["frac_reward_zero_std"] * 8
+    assert without in (2, 4, 6)
+    assert sum(rows for rows, _, has_gradient in calls if not has_gradient) == without
+    assert sum(rows for rows, _, has_gradient in calls if has_gradient) == 8 - without
+
+
+@pytest.mark.parametrize("options", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"skip_zero_advantage": False}])
+def test_what_trains_without_advantage_is_not_skipped(tmp_path, tokenizer, model_path, options):
+    calls, _ = recorded(tmp_path, tokenizer, model_path, efficient_microbatches=False, **options)
+    assert sum(rows for rows, _, has_gradient in calls if has_gradient) == 8
+
+
+def test_a_batch_without_any_advantage_still_has_a_backward_pass(tmp_path, tokenizer, model_path):
+    calls, log = recorded(tmp_path, tokenizer, model_path, reward_funcs=lambda completions, **_: [1.0] * 8)
+    assert sum(rows for rows, _, has_gradient in calls if has_gradient) == 1
+    assert log["grad_norm"] == 0
+
+
+def test_absolute_positions_are_not_moved(tmp_path, tokenizer):
+    torch.manual_seed(0)
+    GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=128, initializer_range=0.2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+    ).save_pretrained(tmp_path / "gpt2")  # fmt: skip
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    ours = train(tmp_path / "ours", tokenizer, str(tmp_path / "gpt2"))
+    plain = train(tmp_path / "plain", tokenizer, str(tmp_path / "gpt2"), config_class=bitwise_config)
+    assert_equal_training(ours, plain)
+
+
+def test_with_the_exact_kl_all_is_forwarded_at_once(tmp_path, tokenizer, model_path):
+    calls, _ = recorded(tmp_path, tokenizer, model_path, beta=0.04, kl_estimator="exact")
+    assert [rows for rows, _, _ in calls] == [8]
+
+
+def test_groups_are_used(tmp_path, tokenizer, model_path, monkeypatch):
+    """A wrong group is seen: the tests above do compare what goes through them."""
+    cut = efficient_forward.length_groups
+
+    def too_short(*args):
+        return [RowGroup(group.rows, group.start, max(group.end - 2, 1)) for group in cut(*args)]
+
+    plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config)
+    monkeypatch.setattr(efficient_forward, "length_groups", too_short)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_equal_training(train(tmp_path / "ours", tokenizer, model_path), plain)
