@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, Trainer
 from trl import RewardConfig, RewardTrainer
 
+from ..prm.formats import is_head
 from ..prm.metrics import step_metrics
 from ..prm.process_reward_model import ProcessRewardModel, write_settings
 from ..trainers.prm_config import PRMConfig
@@ -49,21 +50,28 @@ class RewardUpdate(ABC):
             What scores, and is trained.
         learning_rate (`float`):
             Constant over all updates.
+        head_learning_rate (`float`, *optional*):
+            That of a head that is new. By default `learning_rate`.
 
     Raises:
         `ValueError`: if nothing of the model is trainable.
     """
 
-    def __init__(self, model: Any, learning_rate: float):
+    def __init__(self, model: Any, learning_rate: float, head_learning_rate: float | None = None):
         self.model = model
         with trainable(model.model):
-            parameters = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
+            parameters = {name: p for name, p in model.model.named_parameters() if p.requires_grad}
         if not parameters:
             raise ValueError(
                 "`reward_model` has no parameter that requires a gradient, but is to be trained along; load it "
                 "trainable (adapters with `is_trainable=True`), or use reward_update='none'."
             )
-        self.optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0)
+        head = [p for name, p in parameters.items() if is_head(name)]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for name, p in parameters.items() if not is_head(name)]},
+            {"params": head, "lr": head_learning_rate or learning_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0)
 
     @abstractmethod
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:

@@ -29,6 +29,11 @@ from .heads import Qwen2ForProcessRewardModel, Qwen2ForStepValues
 HEADS = ("score", "classifier", "v_head")  # what classification heads are called
 
 
+def is_head(parameter_name: str) -> bool:
+    """Whether a parameter of this name belongs to a classification head, of a model with or without adapters."""
+    return any(part in HEADS for part in parameter_name.split("."))
+
+
 @dataclass(frozen=True)
 class EncodedSteps:
     """

@@ -123,14 +123,14 @@ def first_reward_model(script_args: IterativeGRPOArguments, training_args: Itera
 def embedded_outcome_model() -> RewardUpdate:
     model = AutoModelForSequenceClassification.from_pretrained(EMBEDDED_JUDGE, num_labels=1)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_JUDGE)
-    return OutcomeUpdate(OutcomeRewardModel(model, tokenizer=tokenizer), learning_rate=2e-4)
+    return OutcomeUpdate(OutcomeRewardModel(model, tokenizer=tokenizer), learning_rate=5e-5, head_learning_rate=5e-3)
 
 
 def embedded_process_model() -> RewardUpdate:
     model = AutoModelForTokenClassification.from_pretrained(EMBEDDED_JUDGE, num_labels=2)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_JUDGE)
     prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format=TokenClassificationFormat())
-    return ProcessUpdate(prm, learning_rate=2e-4)
+    return ProcessUpdate(prm, learning_rate=5e-5, head_learning_rate=5e-3)
 
 
 def tutored_pairs(update: RewardUpdate, num_problems: int, seed: int) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ from ..trainers.prm_trainer import PRMTrainer
 
 
 DEFAULTS = [
-    "--output_dir", "prm-embedded", "--learning_rate", "2e-4", "--per_device_train_batch_size", "32",
+    "--output_dir", "prm-embedded", "--learning_rate", "5e-5", "--head_learning_rate", "5e-3",
+    "--per_device_train_batch_size", "32",
     "--per_device_eval_batch_size", "256", "--num_train_epochs", "1", "--lr_scheduler_type", "cosine",
     "--warmup_steps", "10", "--save_strategy", "no", "--report_to", "none", "--logging_steps", "50",
     "--use_cpu", "true", "--bf16", "false", "--gradient_checkpointing", "false", "--dataloader_pin_memory", "false",

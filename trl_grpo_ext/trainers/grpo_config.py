@@ -19,10 +19,11 @@ class GRPOExtConfig(GRPOConfig):
 
     All of [`~trl.GRPOConfig`]'s parameters keep their names, defaults and meaning; `loss_type`, `scale_rewards`,
     `beta`, `epsilon` and `num_iterations` apply to process supervision as well. With the parameters below at their
-    defaults, training is `trl.GRPOTrainer`'s, bit for bit.
+    defaults, training is `trl.GRPOTrainer`'s, to rounding; with `skip_zero_advantage` and `efficient_microbatches`
+    off, bit for bit.
 
-    With any of them changed (but for the last), token-level losses divide by the tokens of the whole optimizer step
-    also where it is made of several generation batches; TRL then takes the mean of their means.
+    With any of them changed (but for the last three), token-level losses divide by the tokens of the whole optimizer
+    step also where it is made of several generation batches; TRL then takes the mean of their means.
     `off_policy_mask_threshold` with token advantages masks tokens, not completions.
 
     `importance_sampling_level` has one more value, `"sequence_token"` (GSPO-token, arXiv:2507.18071): the ratio of the

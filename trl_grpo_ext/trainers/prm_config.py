@@ -16,6 +16,9 @@ class PRMConfig(TrainingArguments):
     Args:
         learning_rate (`float`, *optional*, defaults to `1e-5`):
             Initial learning rate.
+        head_learning_rate (`float`, *optional*):
+            Initial learning rate of the classification head. A head that is new needs a larger one than what it stands
+            on, which it would else undo before it has learned. By default `learning_rate`.
         max_length (`int`, *optional*, defaults to `1024`):
             Longest input, in tokens of prompt and steps. What is beyond is cut off, and its steps do not train.
         max_completion_length (`int`, *optional*):
@@ -35,6 +38,9 @@ class PRMConfig(TrainingArguments):
     """
 
     learning_rate: float = field(default=1e-5, metadata={"help": "Initial learning rate."})
+    head_learning_rate: float | None = field(
+        default=None, metadata={"help": "Initial learning rate of the classification head."}
+    )
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
     max_length: int | None = field(default=1024, metadata={"help": "Longest input, in tokens of prompt and steps."})
     max_completion_length: int | None = field(default=None, metadata={"help": "Longest completion, in tokens."})

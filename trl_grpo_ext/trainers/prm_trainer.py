@@ -22,7 +22,7 @@ from transformers import (
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, pad
 
 from ..model_card import describe_prm_training
-from ..prm.formats import HEADS, TokenClassificationFormat, keep_head
+from ..prm.formats import HEADS, TokenClassificationFormat, is_head, keep_head
 from ..prm.metrics import step_metrics
 from ..prm.process_reward_model import write_settings
 from .prm_config import PRMConfig
@@ -112,6 +112,17 @@ class PRMTrainer(Trainer):
             preprocess_logits_for_metrics=trainer_kwargs.pop("preprocess_logits_for_metrics", None) or to_scores,
             **trainer_kwargs,
         )
+
+    def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None:
+            heads = {parameter for name, parameter in self.model.named_parameters() if is_head(name)}
+            for group in list(optimizer.param_groups):
+                head = [parameter for parameter in group["params"] if parameter in heads]
+                if head:
+                    group["params"] = [parameter for parameter in group["params"] if parameter not in heads]
+                    optimizer.add_param_group({**group, "params": head, "lr": self.args.head_learning_rate})
+        return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call)
