@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
-from trl_grpo_ext import GRPOExtConfig
+from trl_grpo_ext import GRPOExtConfig, IterativeGRPOConfig
 
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +34,14 @@ def test_every_option_of_ours_is_in_the_table_with_its_default():
         value = ours[name].default
         default = {1e-4: "1e-4", 1e-6: "1e-6"}.get(value, json.dumps(value) if isinstance(value, str) else repr(value))
         assert f"| `{name}` | `{default}` |" in README, name
+
+
+def test_every_option_of_the_iterations_is_in_their_table_with_its_default():
+    names = {field.name for field in dataclasses.fields(GRPOExtConfig)}
+    for field in dataclasses.fields(IterativeGRPOConfig):
+        if field.name not in names:
+            default = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
+            assert f"| `{field.name}` | `{default}` |" in README, field.name
 
 
 def test_test_command_is_what_ci_runs():
