@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 
 
 PAPER = "[DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models](https://huggingface.co/papers/2402.03300)"
@@ -16,10 +16,10 @@ SETTINGS = (
     "importance_sampling_level", "advantage_baseline", "scale_rewards", "std_correction", "live_group_denominator",
     "beta", "kl_estimator", "kl_placement", "resolved_kl_gradient", "kl_target", "use_bias_correction_kl", "epsilon",
     "epsilon_high", "num_iterations", "num_generations", "generation_batch_size", "temperature",
-    "max_completion_length", "learning_rate", "max_steps", "num_train_epochs", "seed",
+    "max_completion_length", "learning_rate", "max_steps", "num_train_epochs", "seed", "num_rl_iterations",
+    "steps_per_rl_iteration", "reward_update", "reference_update", "replay_ratio", "reward_model_learning_rate",
+    "reward_model_epochs", "shared_base",
 )  # fmt: skip
-
-
 PRM_SETTINGS = (
     "step_separator", "max_length", "max_completion_length", "train_on_last_step_only", "learning_rate",
     "num_train_epochs", "max_steps", "seed",
@@ -76,8 +76,10 @@ def describe_training(card_path: Path, base_model: str, data: str, args: Any) ->
             The trainer's configuration; its [`SETTINGS`] are listed.
     """
     card = ModelCard.load(card_path)
+    method = METHODS[getattr(args, "supervision", "outcome")]
+    is_iterative = hasattr(args, "num_rl_iterations")
     facts = [
-        f"- Method: {METHODS[getattr(args, 'supervision', 'outcome')]}",
+        f"- Method: {'iterative GRPO (Algorithm 1): ' if is_iterative else ''}{method}",
         f"- Paper: {PAPER}",
         f"- Base model: {base_model}",
         f"- Data: {data}",
@@ -87,3 +89,31 @@ def describe_training(card_path: Path, base_model: str, data: str, args: Any) ->
     text = text.replace("[None](https://huggingface.co/None)", base_model)
     card.text = text.replace('model="None"', f'model="{card_path.parent.name}"')
     card.save(card_path)
+
+
+def write_reward_model_card(folder: Path, kind: str, use: str) -> None:
+    """
+    Write the model card of a reward model that was trained along with a policy.
+
+    Args:
+        folder (`Path`):
+            The reward model's folder.
+        kind (`str`):
+            `"outcome"` or `"process"`.
+        use (`str`):
+            Name of the class that loads it.
+    """
+    text = "\n".join(
+        [
+            f"# {kind.capitalize()} reward model",
+            "",
+            "Trained along with a policy by iterative GRPO, with `trl_grpo_ext.IterativeGRPOTrainer`. It judges what "
+            "that policy writes, and other texts the less the more they differ.",
+            "",
+            f"- Paper: {PAPER}",
+            f"- Use: `{use}(...)` of `trl_grpo_ext` reads it as it was trained",
+            "",
+        ]
+    )
+    header = ModelCardData(tags=["trl_grpo_ext", "reward-model", f"{kind}-reward-model"]).to_yaml()
+    ModelCard(f"---\n{header}\n---\n\n{text}").save(folder / "README.md")

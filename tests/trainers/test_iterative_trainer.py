@@ -4,6 +4,7 @@ import shutil
 import datasets
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from trl import GRPOConfig
@@ -160,6 +161,10 @@ def test_no_reference_adapter_is_saved(tmp_path, tokenizer):
     trainer = trainer_of_kind("lora", tmp_path, tokenizer, save_strategy="steps", save_steps=2)
     trainer.train()
     trainer.save_model()
+    trainer.create_model_card()
+    card = ModelCard.load(tmp_path / "output" / "README.md").content
+    assert "iterative GRPO (Algorithm 1)" in card
+    assert "| `num_rl_iterations` | `3` |" in card
     for folder in (tmp_path / "output", tmp_path / "output" / "checkpoint-4"):
         assert (folder / "adapter_model.safetensors").exists()
         assert not (folder / "ref").exists()
@@ -458,6 +463,9 @@ def test_a_saved_reward_model_scores_as_the_live_one(tmp_path, tokenizer, reward
     trainer.train()
     trainer.save_model()
     folder = tmp_path / "output" / "reward_model"
+    card = ModelCard.load(folder / "README.md")
+    assert f"{reward_update}-reward-model" in card.data.tags
+    assert str(tmp_path) not in card.content
     prompts, completions = ["Count 1:", "Count 2:"], ["1\n2", "3"]
     if reward_update == "outcome":
         assert OutcomeRewardModel(folder)(prompts, completions) == trainer.reward_model(prompts, completions)

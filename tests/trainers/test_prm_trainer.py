@@ -117,6 +117,22 @@ class TestLoss:
         # cast back to the type of the column, -100 would be True
         assert {label for row in make(tmp_path).train_dataset["labels"] for label in row} == {-100.0, 0.0, 1.0}
 
+    @pytest.mark.parametrize("moving", ["head", "body"])
+    @pytest.mark.parametrize("adapters", [False, True])
+    def test_the_head_has_a_learning_rate_of_its_own(self, tmp_path, moving, adapters):
+        rates = {"learning_rate": 0.0, "head_learning_rate": 1e-2}
+        if moving == "body":
+            rates = {"learning_rate": 1e-2, "head_learning_rate": 0.0}
+        peft_config = LoraConfig(task_type="TOKEN_CLS", target_modules=["q_proj"]) if adapters else None
+        trainer = make(tmp_path, peft_config=peft_config, **rates)
+        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+        trainer.train()
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.requires_grad:
+                is_moving = ("score" in name) == (moving == "head")
+                assert torch.equal(parameter, before[name]) != is_moving or ".lora_A." in name, name
+        assert len(trainer.lr_scheduler.base_lrs) == len(trainer.optimizer.param_groups)
+
 
 class TestRoundTrip:
     def test_a_saved_model_scores_the_ids_it_was_trained_on(self, tmp_path):

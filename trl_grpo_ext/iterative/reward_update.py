@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, Trainer
 from trl import RewardConfig, RewardTrainer
 
+from ..model_card import write_reward_model_card
 from ..prm.formats import is_head
 from ..prm.metrics import step_metrics
 from ..prm.process_reward_model import ProcessRewardModel, write_settings
@@ -73,6 +74,8 @@ class RewardUpdate(ABC):
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0)
 
+    kind: str
+
     @abstractmethod
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:
         """What the rollouts of some questions teach."""
@@ -105,9 +108,10 @@ class RewardUpdate(ABC):
         self.model.model.eval()
 
     def save_model(self, folder: Path) -> None:
-        """Write model and tokenizer."""
+        """Write model, tokenizer and model card."""
         self.model.model.save_pretrained(folder)
         self.model.tokenizer.save_pretrained(folder)
+        write_reward_model_card(folder, self.kind, type(self.model).__name__)
 
     def save(self, folder: Path) -> None:
         """Write model, tokenizer and optimizer."""
@@ -131,6 +135,8 @@ class RewardUpdate(ABC):
 
 class OutcomeUpdate(RewardUpdate):
     """Bradley-Terry, by TRL's [`~trl.RewardTrainer`], on pairs of a right and a wrong output of one question."""
+
+    kind = "outcome"
 
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:
         return [
@@ -158,6 +164,8 @@ class OutcomeUpdate(RewardUpdate):
 
 class ProcessUpdate(RewardUpdate):
     """Step labels, by [`~trl_grpo_ext.PRMTrainer`]: those of a rule, or made by sampling as in Math-Shepherd."""
+
+    kind = "process"
 
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:
         return [
