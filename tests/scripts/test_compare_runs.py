@@ -28,7 +28,7 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     finished_run(tmp_path / "a", 0.6, {2: 0.4})
     with pytest.raises(ValueError, match="must be label=folder"):
         compare_runs.run([str(tmp_path / "a")])
-    with pytest.raises(ValueError, match="has no results.json"):
+    with pytest.raises(ValueError, match="has no results"):
         compare_runs.run([f"ours={tmp_path}/nothing"])
     with pytest.raises(ValueError, match="`metric` is 'speed'"):
         compare_runs.run([f"ours={tmp_path}/a", "--metric", "speed", "--output", str(tmp_path / "p.png")])

@@ -81,8 +81,8 @@ def metric_of(folder: Path, metric: str) -> dict[int, float]:
     values = {entry["step"]: entry[metric] for entry in history if entry.get(metric) is not None}
     if not values:
         raise ValueError(
-            f"`metric` is {metric!r}, which the last checkpoint of '{folder}' has not logged; name another one, or save "
-            "checkpoints."
+            f"`metric` is {metric!r}, which the last checkpoint of '{folder}' has not logged; name another one, or "
+            "save checkpoints."
         )
     return values
 
