@@ -56,15 +56,15 @@ def make_iterative_trainer(folder, tokenizer, reward_update="outcome", trainer_o
             "step_splitter": cut_every_four,
             **trainer_options,
         }
-    trainer_options.setdefault("reward_model", tiny_outcome_model(tokenizer))
+    if "reward_model" not in trainer_options:
+        trainer_options["reward_model"] = tiny_outcome_model(tokenizer)
     model = trainer_options.pop("model", None) or save_tiny_model(folder / "model")
     return IterativeGRPOTrainer(
         model,
         args=IterativeGRPOConfig(output_dir=str(folder / "output"), **settings),
         train_dataset=trainer_options.pop("train_dataset", None) or prompt_dataset(),
         processing_class=tokenizer,
-        verifier=trainer_options.pop("verifier", parity_verifier),
-        **trainer_options,
+        **{"verifier": parity_verifier, **trainer_options},
     )
 
 

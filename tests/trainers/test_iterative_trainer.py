@@ -448,6 +448,21 @@ def test_what_cannot_work_is_refused(tmp_path, tokenizer):
     refused("`reward_model` has no parameter that requires a gradient", trainer_options={"reward_model": model})
 
 
+def test_without_a_verifier_nothing_is_verified(tmp_path, tokenizer):
+    def train(name, reward_update, **trainer_options):
+        trainer_options.setdefault("verifier", None)
+        trainer = make_iterative_trainer(tmp_path / name, tokenizer, reward_update, trainer_options=trainer_options)
+        trainer.train()
+        return trainer.state.log_history
+
+    log = train("none", "none", reward_model=None, reward_funcs=length_reward)
+    assert not any("verified_accuracy" in entry for entry in log)
+    log = train("process", "process", step_verifier=parity_labels)
+    assert any(entry.get("reward_model/num_examples", 0) > 0 for entry in log)
+    with pytest.raises(ValueError, match="without `verifier` there are no right and wrong outputs"):
+        train("outcome", "outcome")
+
+
 def test_a_verifier_that_lacks_its_column_is_named(tmp_path, tokenizer):
     def needs_gold(completions, gold, **kwargs):
         return [1.0] * len(completions)

@@ -78,7 +78,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
             model. Pass [`OutcomeRewardModel`] or [`ProcessRewardModel`] for their own options; with adapters
             ([`~peft.PeftModel`]) only these are trained.
         verifier (`Callable`, *optional*, defaults to [`~trl_grpo_ext.rewards.answer_reward`]):
-            A reward function that tells by rule whether an output is right (1), wrong (0), or `None`.
+            A reward function that tells by rule whether an output is right (1), wrong (0), or `None`. `None` verifies
+            nothing.
         step_verifier (`Callable`, *optional*):
             A step reward function that labels steps by rule, in 0 to 1, for `reward_update="process"`. Without it
             steps are labelled by sampling, which needs the column `solution`.
@@ -105,7 +106,7 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         args: IterativeGRPOConfig | None = None,
         *trl_args,
         reward_model: str | Path | PreTrainedModel | RewardModel | None = None,
-        verifier: Callable[..., list[float | None]] = answer_reward,
+        verifier: Callable[..., list[float | None]] | None = answer_reward,
         step_verifier: StepRewardFunc | None = None,
         step_reward_funcs: Any = None,
         **trl_kwargs,
@@ -126,22 +127,31 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         if args.shared_base and self.reward_model is not None:
             self._share_base(self.reward_model)
         if args.reward_update != "none":
+            self._check_can_update(trl_kwargs)
             self.reward_update = make_update(self.reward_model, args)
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise ValueError(
-                    f"`reward_update` is {args.reward_update!r}, but a reward model is not trained under FSDP or "
-                    "DeepSpeed; use DDP (with adapters, if memory is short), or reward_update='none'."
-                )
-            if trl_kwargs.get("tools") or trl_kwargs.get("environment_factory"):
-                raise ValueError(
-                    "`tools` are given, but completions of several messages are not kept as rollouts; use "
-                    "reward_update='none'."
-                )
         if self.beta != 0 and args.reference_update != "none" and is_peft_model(self.model):
             add_reference_adapter(self.model)
         folder = args.rollout_dir or Path(args.output_dir, "_rollouts")
         self.rollouts = RolloutStore(folder, args.rollout_capacity)
         self.add_callback(IterationCallback(self))
+
+    def _check_can_update(self, trl_kwargs: dict[str, Any]) -> None:
+        update = f"`reward_update` is {self.args.reward_update!r}, but"
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(
+                f"{update} a reward model is not trained under FSDP or DeepSpeed; use DDP (with adapters, if memory "
+                "is short), or reward_update='none'."
+            )
+        if trl_kwargs.get("tools") or trl_kwargs.get("environment_factory"):
+            raise ValueError(
+                f"{update} with tools a completion has several messages, which are not kept as rollouts; use "
+                "reward_update='none'."
+            )
+        if self.verifier is None and self.args.reward_update == "outcome":
+            raise ValueError(
+                f"{update} without `verifier` there are no right and wrong outputs to pair; pass one, or use another "
+                "`reward_update`."
+            )
 
     def _share_base(self, reward_model: RewardModel) -> None:
         if not is_peft_model(self.model):
@@ -200,7 +210,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         columns = self.reward_kwargs(inputs)
         verified = self._verify(prompts, completions, completion_ids, columns)
         self._verified = gather(torch.tensor([nan_if_none(v) for v in verified], device=self.accelerator.device))
-        self.log_metric("verified_accuracy", self._verified.nanmean().item())
+        if not self._verified.isnan().all():
+            self.log_metric("verified_accuracy", self._verified.nanmean().item())
         if self.mode == "train" and self.reward_update is not None:
             self._pending = self._make_rollouts(prompts, completions, completion_ids, verified, columns)
 
@@ -267,6 +278,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         ]
 
     def _verify(self, prompts, completions, completion_ids, columns) -> list[float | None]:
+        if self.verifier is None:
+            return [None] * len(prompts)
         try:
             return self.verifier(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
         except TypeError as error:
@@ -274,7 +287,7 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 raise
             raise ValueError(
                 f"`verifier` needs what the data set does not have ({error}); add the column, or pass another "
-                "verifier."
+                "verifier or verifier=None."
             ) from error
 
     def _log_unexplained_reward(self) -> None:
@@ -358,9 +371,10 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
             rollouts: list[Rollout] = self._from_main_process(partial(self.rollouts.read, file))
             if any(rollout.step_labels for rollout in rollouts):
                 continue
-            chosen = choose(rollouts, limit, seed=f"{self.args.seed} {iteration} {part}")
+            seed = f"{self.args.seed} {iteration} {part}"
+            chosen = choose(rollouts, limit, seed)
             with own_randomness():
-                torch.manual_seed(self.args.seed + 1000 * first_step + part + self.accelerator.process_index)
+                torch.manual_seed(random.Random(f"{seed} {self.accelerator.process_index}").getrandbits(32))
                 labels = labeller([to_solution(rollout) for rollout in chosen.values()])
             labelled = dict(zip(chosen, labels, strict=True))
             if self.accelerator.is_main_process:
