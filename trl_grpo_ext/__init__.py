@@ -11,6 +11,7 @@ _SUBMODULES = {
     "GRPOExtTrainer": ".trainers.grpo_trainer",
     "IterativeGRPOConfig": ".trainers.iterative_config",
     "IterativeGRPOTrainer": ".trainers.iterative_trainer",
+    "OutcomeRewardModel": ".iterative.outcome_reward_model",
     "PRMConfig": ".trainers.prm_config",
     "PRMTrainer": ".trainers.prm_trainer",
     "ProcessRewardModel": ".prm.process_reward_model",
@@ -21,12 +22,14 @@ __all__ = [
     "GRPOExtTrainer",
     "IterativeGRPOConfig",
     "IterativeGRPOTrainer",
+    "OutcomeRewardModel",
     "PRMConfig",
     "PRMTrainer",
     "ProcessRewardModel",
 ]
 
 if TYPE_CHECKING:
+    from .iterative.outcome_reward_model import OutcomeRewardModel
     from .prm.process_reward_model import ProcessRewardModel
     from .trainers.grpo_config import GRPOExtConfig
     from .trainers.grpo_trainer import GRPOExtTrainer

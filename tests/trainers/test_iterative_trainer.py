@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from trl_grpo_ext import IterativeGRPOTrainer, ProcessRewardModel
 from trl_grpo_ext.iterative.outcome_reward_model import OutcomeRewardModel
+from trl_grpo_ext.prm.formats import FORMATS
 
 from ..iterative.helpers import (
     make_iterative_trainer,
@@ -90,7 +91,7 @@ def test_the_reference_becomes_the_policy(tmp_path, tokenizer, kind):
     }
     gaps = record_reference_gaps(trainer)
     trainer.train()
-    assert len(gaps) == 2  # the reference after the last iteration would not be used
+    assert len(gaps) == 3  # the last one is for a run that is extended
     for before, after in gaps:
         assert before > 1e-3
         assert after == 0
@@ -147,7 +148,7 @@ def test_a_trained_adapter_is_its_own_first_reference(tmp_path, tokenizer):
     gaps = record_reference_gaps(trainer)
     trainer.train()
     assert trainer.state.log_history[0]["kl"] == 0
-    assert [after for _, after in gaps] == [0, 0]
+    assert [after for _, after in gaps] == [0, 0, 0]
 
 
 def test_the_optimizer_is_kept_over_iterations(tmp_path, tokenizer):
@@ -429,6 +430,12 @@ def test_what_cannot_work_is_refused(tmp_path, tokenizer):
         supervision="process",
         trainer_options={"reward_model": process_model},
     )
+    refused("which labels no steps", label_mode="hard")
+    refused("`step_verifier` is for 'process' alone", trainer_options={"step_verifier": parity_labels})
+    signed = tiny_process_model(tokenizer)
+    signed.format = FORMATS["pure"]
+    refused("only token classifiers are trained along", reward_update="process",
+            trainer_options={"reward_model": signed})  # fmt: skip
     with pytest.raises(ValueError, match="`reward_model` is missing"):
         IterativeGRPOTrainer(
             save_tiny_model(tmp_path / "model"),
@@ -446,6 +453,43 @@ def test_what_cannot_work_is_refused(tmp_path, tokenizer):
     model = tiny_outcome_model(tokenizer)
     model.model.requires_grad_(False)
     refused("`reward_model` has no parameter that requires a gradient", trainer_options={"reward_model": model})
+
+
+@pytest.mark.parametrize("verdicts", [[1, 0] * 4, [True, False] * 4, [1, None] * 4])
+def test_verdicts_may_be_whole_numbers_or_truth_values(tmp_path, tokenizer, verdicts):
+    make_iterative_trainer(tmp_path, tokenizer, trainer_options={"verifier": lambda **_: verdicts}).train()
+    assert datasets.load_dataset(str(tmp_path / "rollouts"), split="train")["verified"][:8] == verdicts
+
+
+@pytest.mark.parametrize("verdicts", [[0.5] * 8, [1.0] * 7, "right"])
+def test_other_verdicts_are_refused(tmp_path, tokenizer, verdicts):
+    trainer = make_iterative_trainer(tmp_path, tokenizer, trainer_options={"verifier": lambda **_: verdicts})
+    with pytest.raises(ValueError, match="`verifier` returned"):
+        trainer.train()
+
+
+def test_labels_by_sampling_need_solutions(tmp_path, tokenizer):
+    dataset = prompt_dataset().remove_columns("solution")
+    trainer = make_iterative_trainer(tmp_path, tokenizer, "process", trainer_options={"train_dataset": dataset})
+    with pytest.raises(ValueError, match="`step_verifier` is missing"):
+        trainer.train()
+
+
+def test_pairs_that_are_too_long_are_left_out(tmp_path, tokenizer, caplog):
+    reward_model = tiny_outcome_model(tokenizer, max_length=3)
+    make_iterative_trainer(
+        tmp_path, tokenizer, reward_weights=[1.0, 1.0],
+        trainer_options={"reward_model": reward_model, "reward_funcs": [length_reward]},
+    ).train()  # fmt: skip
+    assert "was not updated" in caplog.text
+
+
+def test_a_named_reward_model_is_trained_in_float32(tmp_path, tokenizer):
+    folder = tmp_path / "scorer"
+    tiny_outcome_model(tokenizer).model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    trainer = make_iterative_trainer(tmp_path, tokenizer, trainer_options={"reward_model": str(folder)})
+    assert trainer.reward_model.model.dtype == torch.float32
 
 
 def test_without_a_verifier_nothing_is_verified(tmp_path, tokenizer):

@@ -67,11 +67,16 @@ class OutcomeRewardModel:
             self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         )
         self.model.config.get_text_config().pad_token_id = self.pad_token_id  # by it the last token is found
-        if loaded is None and not getattr(self.model, "is_quantized", False):
-            self.model.to(PartialState().device)
+        if loaded is None:
+            self.move_to(PartialState().device)
         self.batch_size = batch_size
         self.max_length = max_length
         self.__name__ = Path(name_or_path).name or type(self.model).__name__
+
+    def move_to(self, device: torch.device) -> None:
+        """Move the model to a device, unless it is quantized or spread over several."""
+        if not getattr(self.model, "is_quantized", False) and not hasattr(self.model, "hf_device_map"):
+            self.model.to(device)
 
     def encode(self, prompt: str | list, completion: str | list) -> list[int]:
         """Ids of a prompt with its completion, plain or conversational, as they are scored and trained on."""

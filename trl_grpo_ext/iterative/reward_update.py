@@ -139,13 +139,15 @@ class OutcomeUpdate(RewardUpdate):
     kind = "outcome"
 
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:
-        return [
+        pairs = [
             {
                 "chosen_ids": self.model.encode(right.prompt, right.completion_message),
                 "rejected_ids": self.model.encode(wrong.prompt, wrong.completion_message),
             }
             for right, wrong in preference_pairs(rollouts, rng)
         ]
+        longest = self.model.max_length
+        return [pair for pair in pairs if longest is None or max(map(len, pair.values())) <= longest]
 
     def quality(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         scores = self.model([r.prompt for r in rollouts], [r.completion_message for r in rollouts])

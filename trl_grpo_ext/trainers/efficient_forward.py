@@ -34,7 +34,7 @@ class EfficientForward(GRPOSeams):
     def _row_groups(self, attention_mask: torch.Tensor, logits_to_keep: int) -> list[tuple[RowGroup, bool]]:
         """Groups of rows to forward, and whether they have a gradient; none where all is forwarded as it is."""
         # The router's loss is of the whole batch, and the exact KL wants the hidden states of one forward pass.
-        if self.aux_loss_enabled or self.needs_hidden_states:
+        if self.aux_loss_enabled or self.needs_hidden_states or self.positions_depend_on_length:
             return []
         moves = self._rows_that_train(attention_mask)
         if not getattr(self.args, "efficient_microbatches", False):

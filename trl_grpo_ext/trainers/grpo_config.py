@@ -91,8 +91,8 @@ class GRPOExtConfig(GRPOConfig):
             and metrics stay those of all.
         efficient_microbatches (`bool`, *optional*, defaults to `True`):
             Whether padding is trimmed and rows of similar length are forwarded together, of the policy and of the
-            reference. The numbers stay the same, to rounding. Several forward passes make a loss then, other than with
-            FSDP and DeepSpeed, where a batch is trimmed only.
+            reference. The numbers stay the same, to rounding (with dropout, in distribution). Several forward passes
+            make a loss then, other than with FSDP and DeepSpeed, where a batch is trimmed only.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
             Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
             multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
@@ -189,7 +189,7 @@ class GRPOExtConfig(GRPOConfig):
         default=None, metadata={"help": "Divergence a token, in nats, that `beta` is adapted to."}
     )
     kl_horizon: float | None = field(
-        default=None, metadata={"help": "Number of completions over which `beta` changes by up to 20 %."}
+        default=None, metadata={"help": "Number of completions over which `beta` changes by up to a fifth."}
     )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Whether completions of advantage 0 without KL have no backward pass."}

@@ -161,6 +161,12 @@ class IterativeGRPOConfig(GRPOExtConfig):
                 f"`reference_update` is {self.reference_update!r}, but without `beta` there is no reference; set "
                 "`beta` (the paper: 0.04), or reference_update='none'."
             )
+        labelling = (self.label_mode, self.label_continuations, self.label_completions)
+        if self.reward_update != "process" and labelling != ("soft", 8, 256):
+            raise ValueError(
+                f"`label_mode`, `label_continuations` and `label_completions` are {labelling}, but `reward_update` is "
+                f"{self.reward_update!r}, which labels no steps; leave them out, or use reward_update='process'."
+            )
         if self.reward_update == "process" and not self.scores_steps:
             raise ValueError(
                 "`reward_update` is 'process', but nothing uses the scores of steps; set supervision='process'."

@@ -29,6 +29,7 @@ from ..iterative.replay import is_held_out, mix_with_replay
 from ..iterative.reward_update import UPDATES, RewardUpdate, own_randomness
 from ..iterative.rollouts import Rollout, RolloutStore
 from ..iterative.shared_base import REWARD_ADAPTER, SharedBaseScorer
+from ..prm.formats import TokenClassificationFormat
 from ..prm.labelling import Solution, StepLabeller
 from ..prm.process_reward_model import ProcessRewardModel
 from ..rewards.answer import answer_reward, completion_text
@@ -75,8 +76,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         reward_model (`str`, `Path`, [`~transformers.PreTrainedModel`], [`OutcomeRewardModel`] or
             [`ProcessRewardModel`]):
             A name or model is taken for a process reward model with supervision="process", else for an outcome reward
-            model. Pass [`OutcomeRewardModel`] or [`ProcessRewardModel`] for their own options; with adapters
-            ([`~peft.PeftModel`]) only these are trained.
+            model; one that is named is loaded in float32 if it is to be trained. Pass [`OutcomeRewardModel`] or
+            [`ProcessRewardModel`] for their own options; with adapters ([`~peft.PeftModel`]) only these are trained.
         verifier (`Callable`, *optional*, defaults to [`~trl_grpo_ext.rewards.answer_reward`]):
             A reward function that tells by rule whether an output is right (1), wrong (0), or `None`. `None` verifies
             nothing.
@@ -126,6 +127,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         super().__init__(model, reward_funcs, args, *trl_args, step_reward_funcs=step_reward_funcs, **trl_kwargs)
         if args.shared_base and self.reward_model is not None:
             self._share_base(self.reward_model)
+        elif isinstance(self.reward_model, OutcomeRewardModel):
+            self.reward_model.move_to(self.accelerator.device)
         if args.reward_update != "none":
             self._check_can_update(trl_kwargs)
             self.reward_update = make_update(self.reward_model, args)
@@ -147,6 +150,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 f"{update} with tools a completion has several messages, which are not kept as rollouts; use "
                 "reward_update='none'."
             )
+        if self.step_verifier is not None and self.args.reward_update != "process":
+            raise ValueError(f"{update} `step_verifier` is for 'process' alone; leave it out, or change either.")
         if self.verifier is None and self.args.reward_update == "outcome":
             raise ValueError(
                 f"{update} without `verifier` there are no right and wrong outputs to pair; pass one, or use another "
@@ -184,12 +189,11 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         iteration = self.rl_iteration - 1
         if self.reward_update is not None:
             self._update_reward_model(self.reward_update, iteration)
-        if self.state.global_step < self.state.max_steps:
-            if self.args.reference_update != "none":
-                is_reset = self.args.reference_update == "reset"
-                self._move_reference(share=1.0 if is_reset else self.args.ref_model_mixup_alpha)
-            self.drop_buffered_completions()  # they have rewards of the old reward model
-            self._mean_rewards = None
+        if self.args.reference_update != "none":
+            is_reset = self.args.reference_update == "reset"
+            self._move_reference(share=1.0 if is_reset else self.args.ref_model_mixup_alpha)
+        self.drop_buffered_completions()  # they have rewards of the old reward model
+        self._mean_rewards = None
 
     def _move_reference(self, share: float) -> None:
         if self._reference_parameters:
@@ -227,6 +231,12 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                     prompts=prompts, completions=completions, steps=texts, completion_ids=completion_ids, **columns
                 ),
                 steps,
+            )
+        labels_by_sampling = self.args.reward_update == "process" and self.step_verifier is None
+        if labels_by_sampling and "solution" not in columns:
+            raise ValueError(
+                "`step_verifier` is missing, and steps cannot be labelled by sampling as the data set has no column "
+                "'solution'; add the column, or pass a step verifier."
             )
         solutions = columns.get("solution", [None] * len(prompts))
         return [
@@ -281,7 +291,9 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         if self.verifier is None:
             return [None] * len(prompts)
         try:
-            return self.verifier(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)
+            verdicts = self.verifier(
+                prompts=prompts, completions=completions, completion_ids=completion_ids, **columns
+            )
         except TypeError as error:
             if "required" not in str(error):
                 raise
@@ -289,6 +301,12 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 f"`verifier` needs what the data set does not have ({error}); add the column, or pass another "
                 "verifier or verifier=None."
             ) from error
+        if not isinstance(verdicts, list) or len(verdicts) != len(prompts) or not set(verdicts) <= {0, 1, None}:
+            raise ValueError(
+                f"`verifier` returned {verdicts!r} for {len(prompts)} completions; it must return a list of 1 "
+                "(right), 0 (wrong) or None, one for each."
+            )
+        return [None if verdict is None else float(verdict) for verdict in verdicts]
 
     def _log_unexplained_reward(self) -> None:
         """Hacking of a reward model shows as reward that verified accuracy does not explain."""
@@ -463,11 +481,19 @@ def as_reward_model(model: Any, args: IterativeGRPOConfig) -> RewardModel | None
         model = SharedBaseScorer(str(model))
     if not isinstance(model, (OutcomeRewardModel, ProcessRewardModel)):
         kind = ProcessRewardModel if args.supervision == "process" else OutcomeRewardModel
-        model = kind(model)
+        # Small steps are lost in weights of 16 bits
+        is_trained = args.reward_update != "none" and isinstance(model, (str, Path))
+        model = kind(model, model_init_kwargs={"dtype": "float32"} if is_trained else None)
     if args.reward_update != "none" and not isinstance(model, UPDATES[args.reward_update][0]):
         raise ValueError(
             f"`reward_update` is {args.reward_update!r}, but `reward_model` is of class {type(model).__name__}; pass "
             f"one of class {UPDATES[args.reward_update][0].__name__}, or change `reward_update`."
+        )
+    is_process = args.reward_update == "process" and isinstance(model, ProcessRewardModel)
+    if is_process and (not isinstance(model.format, TokenClassificationFormat) or model.format.signed):
+        raise ValueError(
+            f"`reward_model` is called as {type(model.format).__name__}, but only token classifiers are trained "
+            "along, with scores in 0 to 1; pass one of PRMTrainer's, or use reward_update='none'."
         )
     return model
 

@@ -284,6 +284,13 @@ class GRPOSeams(GRPOTrainer):
         return getattr(config, "rope_parameters", None) is not None
 
     @property
+    def positions_depend_on_length(self) -> bool:
+        """Whether a model's rotary positions are scaled by the length of the batch."""
+        config = self.accelerator.unwrap_model(self.model).config.get_text_config()
+        kinds = str(getattr(config, "rope_parameters", None))
+        return "'dynamic'" in kinds or "'longrope'" in kinds
+
+    @property
     def may_forward_in_parts(self) -> bool:
         """Whether a loss may come of several forward passes, of other numbers on other processes."""
         checkpointing = self.args.gradient_checkpointing_kwargs or {}
