@@ -121,5 +121,7 @@ def test_what_cannot_share_a_base_is_refused(tmp_path, tokenizer):
             trainer_of_kind(kind, tmp_path, tokenizer, shared_base=True, trainer_options=trainer_options)
 
     refused("the policy has no adapter of its own", kind="full", model=base, reward_model=adapter)
+    wide = save_tiny_model(tmp_path / "wide", hidden_size=64)
+    refused("does not fit the policy's base model", model=wide, reward_model=adapter)
     refused("which is no adapter", model=base, reward_model=base)
     refused("`reward_model` is a OutcomeRewardModel", model=base)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForSequenceClassification, TrainerCallback
 from trl import GRPOConfig
 
 from trl_grpo_ext import IterativeGRPOTrainer, ProcessRewardModel
@@ -18,6 +18,7 @@ from ..iterative.helpers import (
     parity_labels,
     tiny_outcome_model,
     tiny_process_model,
+    tiny_scorer,
 )
 from ..tiny import prompt_dataset, save_tiny_model, tiny_model
 from .helpers import assert_equal_weights, generation_batch, length_reward
@@ -490,6 +491,33 @@ def test_a_named_reward_model_is_trained_in_float32(tmp_path, tokenizer):
     tokenizer.save_pretrained(folder)
     trainer = make_iterative_trainer(tmp_path, tokenizer, trainer_options={"reward_model": str(folder)})
     assert trainer.reward_model.model.dtype == torch.float32
+
+
+def test_a_checkpoint_of_another_kind_of_run_is_refused(tmp_path, tokenizer):
+    options = {"save_strategy": "steps", "save_steps": 3}
+    make_iterative_trainer(tmp_path, tokenizer, "none", **options).train()
+    trainer = make_iterative_trainer(tmp_path, tokenizer, **options)
+    with pytest.raises(ValueError, match="which lacks 'iteration/reward_model'"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
+
+
+def test_an_outcome_reward_model_that_cannot_be_used_is_refused(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="`tokenizer` is missing"):
+        OutcomeRewardModel(tiny_scorer(tokenizer, LlamaForSequenceClassification, 1))
+    with pytest.raises(ValueError, match="`model` has 2 classes"):
+        OutcomeRewardModel(tiny_scorer(tokenizer, LlamaForSequenceClassification, 2), tokenizer=tokenizer)
+    tiny_scorer(tokenizer, LlamaForSequenceClassification, 2).save_pretrained(tmp_path / "two")
+    tokenizer.save_pretrained(tmp_path / "two")
+    with pytest.raises(ValueError, match="does not fit a reward model of one score"):
+        OutcomeRewardModel(tmp_path / "two")
+    with pytest.raises(ValueError, match="has no trained score head"):
+        OutcomeRewardModel(save_tiny_model(tmp_path / "policy"))
+    with pytest.raises(ValueError, match="neither a folder with a model"):
+        OutcomeRewardModel(tmp_path / "nothing")
+    with pytest.raises(TypeError, match="`model` is 7"):
+        OutcomeRewardModel(7)
+    with pytest.raises(ValueError, match="`batch_size` is 0"):
+        tiny_outcome_model(tokenizer, batch_size=0)
 
 
 def test_without_a_verifier_nothing_is_verified(tmp_path, tokenizer):

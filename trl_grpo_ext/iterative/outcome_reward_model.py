@@ -56,6 +56,10 @@ class OutcomeRewardModel:
             raise TypeError(f"`model` is {model!r}, but must be a Hub id, a folder or a loaded model.")
         loaded: Any = None if isinstance(model, (str, Path)) else model
         name_or_path = str(model) if loaded is None else get_config_model_id(loaded.config)
+        if not name_or_path and tokenizer is None:
+            raise ValueError(
+                "`tokenizer` is missing, but `model` was not loaded from a folder or the Hub; pass its own."
+            )
         self.model: Any = load_scorer(name_or_path, model_init_kwargs or {}) if loaded is None else loaded
         if self.model.config.num_labels != 1:
             raise ValueError(
@@ -138,6 +142,11 @@ def load_scorer(name_or_path: str, model_init_kwargs: dict[str, Any]) -> PreTrai
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name_or_path, num_labels=1, output_loading_info=True, **model_init_kwargs
         )
+    except RuntimeError as error:  # the head has another size
+        raise ValueError(
+            f"`model` is {name_or_path!r}, which does not fit a reward model of one score "
+            f"({str(error).splitlines()[0]}); name a sequence classifier that was trained with `num_labels=1`."
+        ) from error
     except (OSError, HFValidationError) as error:
         raise ValueError(
             f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on the "

@@ -68,6 +68,9 @@ class SharedBaseScorer(PreTrainedModel):
         Args:
             policy ([`~peft.PeftModel`]):
                 The policy, with its own adapter active.
+
+        Raises:
+            `ValueError`: if the adapter does not fit the base model.
         """
         from peft import set_peft_model_state_dict
 
@@ -76,7 +79,13 @@ class SharedBaseScorer(PreTrainedModel):
         policy_adapter = policy.active_adapter
         policy.add_adapter(REWARD_ADAPTER, config)
         policy.set_adapter(policy_adapter)
-        set_peft_model_state_dict(policy, self._first_state, adapter_name=REWARD_ADAPTER)
+        try:
+            set_peft_model_state_dict(policy, self._first_state, adapter_name=REWARD_ADAPTER)
+        except RuntimeError as error:
+            raise ValueError(
+                f"`reward_model` is {self.config.name_or_path!r}, an adapter of {config.base_model_name_or_path!r}, "
+                "which does not fit the policy's base model; name one trained on that, or use shared_base=False."
+            ) from error
         self._policy = (policy,)
         self.adapter = nn.ParameterList(p for name, p in policy.named_parameters() if f".{REWARD_ADAPTER}." in name)
         self.score.to(self.adapter[0].device)

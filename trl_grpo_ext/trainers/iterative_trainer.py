@@ -439,6 +439,12 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
     def load_checkpoint_state(self, checkpoint: Path) -> None:
         super().load_checkpoint_state(checkpoint)
         folder = checkpoint / STATE_FOLDER
+        needed = folder / "reward_model" if self.reward_update is not None else folder
+        if not needed.exists():
+            raise ValueError(
+                f"`resume_from_checkpoint` is '{checkpoint}', which lacks '{needed.relative_to(checkpoint)}'; name a "
+                f"checkpoint of IterativeGRPOTrainer with reward_update={self.args.reward_update!r}."
+            )
         self._mean_rewards = json.loads((folder / "state.json").read_text())["mean_rewards"]
         if self.reward_update is not None:
             self.reward_update.load(folder / "reward_model")
