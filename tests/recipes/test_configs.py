@@ -45,7 +45,9 @@ def parse(name, *arguments):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_is_what_it_claims(tmp_path, name):
-    _, training_args, model_args = parse(name, "--output_dir", str(tmp_path))
+    script_args, training_args, model_args = parse(name, "--output_dir", str(tmp_path))
+    assert set(script_args.reward_funcs) <= set(deepseekmath.REWARD_FUNCS)
+    assert set(script_args.step_reward_funcs or []) <= set(deepseekmath.STEP_REWARD_FUNCS)
     for field, value in CLAIMED[name].items():
         assert getattr(training_args, field) == value, field
     if "qlora" in name or name == "iterative_7b":

@@ -100,13 +100,6 @@ def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path):
     assert second["log_history"][: len(first["log_history"]) - 1] == first["log_history"][:-1]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_config_parses(path):
-    script_args, training_args, _ = deepseekmath.make_parser().parse_args_and_config(["--config", str(path)])
-    assert training_args.supervision == "process"
-    assert set(script_args.step_reward_funcs) <= set(deepseekmath.STEP_REWARD_FUNCS)
-
-
 def test_default_config_is_the_papers_setting_where_the_paper_gives_one():
     config = yaml.safe_load(deepseekmath.DEFAULT_CONFIG.read_text())
     expected = {
