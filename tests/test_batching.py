@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.batching import PASS_TOKENS, length_groups, scatter_groups
+from trl_grpo_ext.batching import PASS_TOKENS, length_groups, map_by_length, scatter_groups
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=40)
@@ -53,3 +53,17 @@ def test_long_and_short_rows_are_kept_apart():
 def test_rows_of_one_length_are_one_group():
     mask, keep = padded_mask([(300, 700)] * 16)
     assert len(length_groups(mask, keep, True, True)) == 1
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=20), st.integers(1, 7))
+def test_rows_are_mapped_in_batches_of_similar_length(rows, batch_size):
+    batches = []
+
+    def sums(batch):
+        batches.append([len(row) for row in batch])
+        return [sum(row) for row in batch]
+
+    assert map_by_length(sums, rows, batch_size) == [sum(row) for row in rows]
+    lengths = [length for batch in batches for length in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(len(batch) == batch_size for batch in batches[:-1])

@@ -1,12 +1,59 @@
-"""Which rows of a padded batch to forward together, and how much of them, so that little padding is computed."""
+"""Which rows to forward together, and how much of a padded batch, so that little padding is computed."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 PASS_TOKENS = 512  # what one more forward pass costs, in tokens: below it rows are not worth separating
 NUM_GROUPS = (1, 2, 4, 8)
+
+
+def batched(items: list[Row], size: int) -> Iterator[list[Row]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def map_by_length(
+    function: Callable[[list[Row]], Sequence[Result]],
+    rows: Sequence[Row],
+    batch_size: int,
+    length: Callable[[Row], int] = len,  # type: ignore[assignment]
+) -> list[Result]:
+    """The results of a function of batches, for each row, with rows of similar length in one batch."""
+    # Longest first, so that what does not fit in memory shows at once
+    order = sorted(range(len(rows)), key=lambda index: -length(rows[index]))
+    results: dict[int, Result] = {}
+    for batch in batched(order, batch_size):
+        results.update(zip(batch, function([rows[index] for index in batch]), strict=True))
+    return [results[index] for index in range(len(rows))]
+
+
+@contextmanager
+def in_eval_mode(model: Any) -> Iterator[None]:
+    """Within it a model is in eval mode; afterwards in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def pad_right(rows: Sequence[list[int]], pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Ids as a batch, masked so that what is computed of a row neither sees nor is moved by the padding."""
+    length = max(map(len, rows))
+    ids = [row + [pad_token_id] * (length - len(row)) for row in rows]
+    mask = [[1] * len(row) + [0] * (length - len(row)) for row in rows]
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
 
 
 @dataclass(frozen=True)
@@ -55,6 +102,7 @@ def length_groups(attention_mask: torch.Tensor, logits_to_keep: int, trims_left:
     starts = is_token.int().argmax(1).clamp(max=first_completion - 1).clamp(min=0)
     if not trims_left:
         starts = torch.zeros_like(starts)
+    starts, ends = torch.stack([starts, ends]).cpu()  # once, instead of waiting for the device at each group
     order = (ends - starts).argsort(stable=True)
     plans = [
         [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in order.tensor_split(count)]

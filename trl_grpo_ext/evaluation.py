@@ -18,6 +18,7 @@ from datasets import Dataset
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl.data_utils import maybe_apply_chat_template
 
+from .batching import batched, in_eval_mode
 from .rewards.answer import as_number, check_answer, final_answer, gold_answer
 
 
@@ -127,13 +128,10 @@ def evaluate_policy(
     problems = list(zip(prompts, map(gold_answer, dataset["solution"]), strict=True))
     greedy = generation_config(model, tokenizer, max_new_tokens, do_sample=False)
     sampling = sampling_config(model, tokenizer, max_new_tokens, temperature)
-    was_training = model.training
-    model.eval()
-    with torch.random.fork_rng(), state.split_between_processes(problems) as local_problems:
+    with in_eval_mode(model), torch.random.fork_rng(), state.split_between_processes(problems) as local_problems:
         torch.manual_seed(seed + state.process_index)
         greedy_answers = answer_problems(model, tokenizer, local_problems, greedy, 1, batch_size)
         sampled_answers = answer_problems(model, tokenizer, local_problems, sampling, num_samples, batch_size)
-    model.train(was_training)
     greedy_answers, sampled_answers = gather_object(greedy_answers), gather_object(sampled_answers)
     correct = torch.tensor([answers.correct for answers in sampled_answers])
     return {
@@ -221,8 +219,3 @@ def continue_ids(model: PreTrainedModel, prefixes: list[list[int]], config: Gene
         generation_config=config,
     )
     return outputs[:, longest:].tolist()
-
-
-def batched(items: list, size: int) -> Iterator[list]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

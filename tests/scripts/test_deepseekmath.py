@@ -177,3 +177,11 @@ class TestBadInput:
     def test_an_unknown_argument_is_refused(self):
         with pytest.raises((ValueError, SystemExit)):
             deepseekmath.run(["--supervison", "process"])
+
+
+def test_resumes_from_the_last_checkpoint_that_was_written_to_its_end(tmp_path):
+    for step, state in ((9, '{"global_step": 9}'), (10, '{"global_step": 10}'), (11, '{"global'), (12, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    assert deepseekmath.find_checkpoint("true", tmp_path) == str(tmp_path / "checkpoint-10")

@@ -6,12 +6,13 @@ from accelerate import PartialState
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
-from trl.trainer.utils import get_config_model_id
 
+from ..batching import in_eval_mode, map_by_length, pad_right
 from ..rewards.answer import completion_text
+from ..scorer import Scorer, no_such_model
 
 
-class OutcomeRewardModel:
+class OutcomeRewardModel(Scorer):
     """
     A reward model that scores whole completions, as a reward function that can be trained on.
 
@@ -49,38 +50,21 @@ class OutcomeRewardModel:
         max_length: int | None = None,
         model_init_kwargs: dict[str, Any] | None = None,
     ):
-        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` is {value}, but must be 1 or more.")
-        if not isinstance(model, (str, Path, torch.nn.Module)):
-            raise TypeError(f"`model` is {model!r}, but must be a Hub id, a folder or a loaded model.")
-        loaded: Any = None if isinstance(model, (str, Path)) else model
-        name_or_path = str(model) if loaded is None else get_config_model_id(loaded.config)
-        if not name_or_path and tokenizer is None:
-            raise ValueError(
-                "`tokenizer` is missing, but `model` was not loaded from a folder or the Hub; pass its own."
-            )
-        self.model: Any = load_scorer(name_or_path, model_init_kwargs or {}) if loaded is None else loaded
+        super().__init__(model, tokenizer, batch_size, max_length)
+        is_name = isinstance(model, (str, Path))
+        self.model = load_scorer(self.name_or_path, model_init_kwargs or {}) if is_name else model
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"`model` has {self.model.config.num_labels} classes, but a reward model gives one score; load it "
                 "with `num_labels=1`."
             )
-        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
+        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path)
         self.pad_token_id = (
             self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
         )
         self.model.config.get_text_config().pad_token_id = self.pad_token_id  # by it the last token is found
-        if loaded is None:
+        if is_name:
             self.move_to(PartialState().device)
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.__name__ = Path(name_or_path).name or type(self.model).__name__
-
-    def move_to(self, device: torch.device) -> None:
-        """Move the model to a device, unless it is quantized or spread over several."""
-        if not getattr(self.model, "is_quantized", False) and not hasattr(self.model, "hf_device_map"):
-            self.model.to(device)
 
     def encode(self, prompt: str | list, completion: str | list) -> list[int]:
         """Ids of a prompt with its completion, plain or conversational, as they are scored and trained on."""
@@ -106,28 +90,15 @@ class OutcomeRewardModel:
             `list[float | None]`: `None` for a completion that is longer than `max_length` with its prompt.
         """
         encoded = [self.encode(*pair) for pair in zip(prompts, completions, strict=True)]
-        scores: list[float | None] = [None] * len(encoded)
         is_scored = [self.max_length is None or len(ids) <= self.max_length for ids in encoded]
-        order = sorted((i for i, scored in enumerate(is_scored) if scored), key=lambda i: -len(encoded[i]))
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                for index, score in zip(batch, self._score_batch([encoded[i] for i in batch]), strict=True):
-                    scores[index] = score
-        finally:
-            self.model.train(was_training)
-        return scores
+        to_score = [ids for ids, scored in zip(encoded, is_scored, strict=True) if scored]
+        with in_eval_mode(self.model):
+            scores = iter(map_by_length(self._score_batch, to_score, self.batch_size))
+        return [next(scores) if scored else None for scored in is_scored]
 
     def _score_batch(self, encoded: list[list[int]]) -> list[float]:
         device = next(self.model.parameters()).device
-        length = max(map(len, encoded))
-        ids = [row + [self.pad_token_id] * (length - len(row)) for row in encoded]
-        mask = [[1] * len(row) + [0] * (length - len(row)) for row in encoded]
-        outputs = self.model(
-            input_ids=torch.tensor(ids, device=device), attention_mask=torch.tensor(mask, device=device)
-        )
+        outputs = self.model(**pad_right(encoded, self.pad_token_id, device))
         return outputs.logits.squeeze(-1).float().tolist()
 
 
@@ -148,10 +119,7 @@ def load_scorer(name_or_path: str, model_init_kwargs: dict[str, Any]) -> PreTrai
             f"({str(error).splitlines()[0]}); name a sequence classifier that was trained with `num_labels=1`."
         ) from error
     except (OSError, HFValidationError) as error:
-        raise ValueError(
-            f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on the "
-            f"Hub ({str(error).splitlines()[0]})."
-        ) from error
+        raise no_such_model(name_or_path, error) from error
     if any(name.startswith("score") for name in info["missing_keys"]):
         raise ValueError(
             f"`model` is {name_or_path!r}, which has no trained score head; train one with TRL's RewardTrainer, or "

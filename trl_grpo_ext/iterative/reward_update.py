@@ -58,6 +58,8 @@ class RewardUpdate(ABC):
         `ValueError`: if nothing of the model is trainable.
     """
 
+    kind: str
+
     def __init__(self, model: Any, learning_rate: float, head_learning_rate: float | None = None):
         self.model = model
         with trainable(model.model):
@@ -73,8 +75,6 @@ class RewardUpdate(ABC):
             {"params": head, "lr": head_learning_rate or learning_rate},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0)
-
-    kind: str
 
     @abstractmethod
     def examples(self, rollouts: Sequence[Rollout], rng: random.Random) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet
 
+from ..files import written_whole
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -103,11 +105,9 @@ class RolloutStore:
 
     def write(self, file: Path, rollouts: list[Rollout]) -> None:
         """Write a file of rollouts, or write it anew; a kill meanwhile leaves what was there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
         table = pyarrow.Table.from_pylist([asdict(rollout) for rollout in rollouts], schema=schema_of(rollouts))
-        pyarrow.parquet.write_table(table, unfinished)
-        unfinished.replace(file)
+        with written_whole(file) as unfinished:
+            pyarrow.parquet.write_table(table, unfinished)
 
     def read(self, file: Path) -> list[Rollout]:
         """The rollouts of a file."""

@@ -37,7 +37,6 @@ class SharedBaseScorer(PreTrainedModel):
     """
 
     config_class = PreTrainedConfig
-    supports_gradient_checkpointing = True
 
     def __init__(self, name_or_path: str):
         from peft import PeftConfig

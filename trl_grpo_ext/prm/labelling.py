@@ -14,8 +14,10 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..choices import unknown_choice
-from ..evaluation import batched, continue_ids, sampling_config
+from ..batching import batched, in_eval_mode, map_by_length
+from ..choices import check_at_least_one, unknown_choice
+from ..evaluation import continue_ids, sampling_config
+from ..files import written_whole
 from ..rewards.answer import check_answer, final_answer, gold_answer
 from ..steps import Steps
 
@@ -80,8 +82,7 @@ class StepLabeller:
     ):
         if mode not in MODES:
             raise unknown_choice("mode", mode, MODES)
-        if num_continuations < 1:
-            raise ValueError(f"`num_continuations` is {num_continuations}, but must be 1 or more.")
+        check_at_least_one(num_continuations=num_continuations)
         self.sample = sample
         self.tokenizer = tokenizer
         self.num_continuations = num_continuations
@@ -188,16 +189,8 @@ def model_sampler(
     config = sampling_config(model, tokenizer, max_new_tokens, temperature)
 
     def sample(prefixes: list[list[int]]) -> list[list[int]]:
-        continuations: list[list[int]] = [[] for _ in prefixes]
-        order = sorted(range(len(prefixes)), key=lambda index: -len(prefixes[index]))
-        was_training = model.training
-        model.eval()
-        for batch in batched(order, batch_size):
-            written = continue_ids(model, [prefixes[index] for index in batch], config)
-            for index, row in zip(batch, written, strict=True):
-                continuations[index] = row
-        model.train(was_training)
-        return continuations
+        with in_eval_mode(model):
+            return map_by_length(lambda batch: continue_ids(model, batch, config), prefixes, batch_size)
 
     return sample
 
@@ -232,12 +225,10 @@ class LabelStore:
 
     def write(self, part: int, rows: list[dict[str, Any]]) -> None:
         """Write a part; a kill meanwhile leaves none."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._file(part).with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(self.settings, indent=2) + "\n")
-        unfinished.replace(self.folder / "settings.json")
-        Dataset.from_list(rows).to_parquet(unfinished)
-        unfinished.replace(self._file(part))
+        with written_whole(self.folder / "settings.json") as unfinished:
+            unfinished.write_text(json.dumps(self.settings, indent=2) + "\n")
+        with written_whole(self._file(part)) as unfinished:
+            Dataset.from_list(rows).to_parquet(unfinished)
 
     def load(self) -> Dataset:
         """All finished parts."""

@@ -9,10 +9,11 @@ from accelerate import PartialState
 from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
-from trl.trainer.utils import get_config_model_id
 
+from ..batching import in_eval_mode, map_by_length, pad_right
 from ..choices import unknown_choice
 from ..rewards.answer import completion_text
+from ..scorer import Scorer, no_such_model
 from ..steps import SeparatorSplitter, TextSplitter
 from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format
 
@@ -26,7 +27,7 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class ProcessRewardModel:
+class ProcessRewardModel(Scorer):
     r"""
     A process reward model (PRM) checkpoint as a reward function.
 
@@ -84,36 +85,23 @@ class ProcessRewardModel:
     ):
         if reduction not in REDUCTIONS:
             raise unknown_choice("reduction", reduction, REDUCTIONS)
-        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` is {value}, but must be 1 or more.")
-        if not isinstance(model, (str, Path, torch.nn.Module)):
-            raise TypeError(f"`model` is {model!r}, but must be a Hub id, a folder or a loaded model.")
+        super().__init__(model, tokenizer, batch_size, max_length)
         loaded: Any = None if isinstance(model, (str, Path)) else model
-        name_or_path = str(model) if loaded is None else get_config_model_id(loaded.config) or ""
-        if not name_or_path and tokenizer is None:
-            raise ValueError(
-                "`tokenizer` is missing, but `model` was not loaded from a folder or the Hub; pass its own."
-            )
+        name = self.name_or_path
         try:
-            settings = read_settings(name_or_path)
-            self.format = resolve_format(prm_format, settings, name_or_path, None if loaded is None else loaded.config)
-            self.model: Any = self.format.load(name_or_path, **(model_init_kwargs or {})) if loaded is None else loaded
-            self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name_or_path)
+            settings = read_settings(name)
+            self.format = resolve_format(prm_format, settings, name, None if loaded is None else loaded.config)
+            self.model = self.format.load(name, **(model_init_kwargs or {})) if loaded is None else loaded
+            self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
         except (OSError, HFValidationError) as error:
-            raise ValueError(
-                f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on "
-                f"the Hub ({str(error).splitlines()[0]})."
-            ) from error
+            raise no_such_model(name, error) from error
         if loaded is None:
             self.move_to(PartialState().device)
         self.reduction = reduction
         self.step_splitter = step_splitter or SeparatorSplitter(settings.get("step_separator", "\n"))
-        self.batch_size = batch_size
         self.max_length = max_length or settings.get("max_length")
         self.max_completion_length: int | None = settings.get("max_completion_length")
         self.num_cut_steps = 0
-        self.__name__ = Path(name_or_path).name or type(self.model).__name__
 
     def __call__(self, prompts: list, completions: list, **kwargs) -> list[float | None]:
         """
@@ -162,11 +150,6 @@ class ProcessRewardModel:
             log_metric(f"{self.__name__}/frac_steps_cut", sum(cut) / max(len(cut), 1))
         return scores
 
-    def move_to(self, device: torch.device) -> None:
-        """Move the model to a device, unless it is quantized or spread over several."""
-        if not getattr(self.model, "is_quantized", False) and not hasattr(self.model, "hf_device_map"):
-            self.model.to(device)
-
     def reduce(self, scores: list[float | None]) -> float | None:
         """One number from the scores of a completion's steps, `None` if one is missing: it could be the worst."""
         if not scores or None in scores:
@@ -197,18 +180,10 @@ class ProcessRewardModel:
             else EncodedSteps([], [])
             for prompt, row in zip(prompts, steps, strict=True)
         ]
-        scores: list[list[float | None]] = [[] for _ in encoded]
-        # Longest first, so that what does not fit in memory shows at once
-        order = sorted((i for i, e in enumerate(encoded) if e.positions), key=lambda i: -len(encoded[i].ids))
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                for index, row in zip(batch, self._score_batch([encoded[i] for i in batch]), strict=True):
-                    scores[index] = row
-        finally:
-            self.model.train(was_training)
+        to_score = [row for row in encoded if row.positions]
+        with in_eval_mode(self.model):
+            scored = iter(map_by_length(self._score_batch, to_score, self.batch_size, lambda row: len(row.ids)))
+        scores = [next(scored) if row.positions else [] for row in encoded]
         for row, row_steps in zip(scores, steps, strict=True):
             self.num_cut_steps += len(row_steps) - len(row)
             row += [None] * (len(row_steps) - len(row))
@@ -216,14 +191,10 @@ class ProcessRewardModel:
 
     def _score_batch(self, encoded: list[EncodedSteps]) -> list[list[float | None]]:
         device = next(self.model.parameters()).device
-        length = max(len(row.ids) for row in encoded)
-        # Padded on the right and masked, so that what is scored neither sees nor is moved by the padding
-        input_ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in encoded], device=device)
-        attention_mask = torch.tensor([[1] * len(row.ids) + [0] * (length - len(row.ids)) for row in encoded])
+        inputs = pad_right([row.ids for row in encoded], 0, device)
         counts = [len(row.positions) for row in encoded]
         rows = torch.arange(len(encoded)).repeat_interleave(torch.tensor(counts)).to(device)
         positions = torch.tensor([position for row in encoded for position in row.positions], device=device)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask.to(device)}
         logits = self.format.step_logits(self.model, self.tokenizer, inputs, rows, positions)
         return [row.tolist() for row in self.format.to_scores(logits.float()).cpu().split(counts)]
 

@@ -29,7 +29,6 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ..callbacks import PANELS, CompactProgressCallback, Panels, plot_training
@@ -40,6 +39,7 @@ from ..rewards import answer_reward, arithmetic_reward
 from ..tasks import EMBEDDED_POLICY, make_dataset, make_sums_dataset, working_reward
 from ..trainers.grpo_config import GRPOExtConfig
 from ..trainers.grpo_trainer import GRPOExtTrainer
+from ..trainers.seams import last_complete_checkpoint
 
 
 DEFAULT_CONFIG = Path(__file__).with_name("embedded.yaml")
@@ -226,7 +226,7 @@ def find_checkpoint(resume_from_checkpoint: str | None, output_dir: Path) -> str
     if resume_from_checkpoint is None or str(resume_from_checkpoint).lower() == "false":
         return None
     if str(resume_from_checkpoint).lower() == "true":
-        checkpoint = get_last_checkpoint(output_dir) if output_dir.is_dir() else None
+        checkpoint = last_complete_checkpoint(output_dir)
     else:
         checkpoint = resume_from_checkpoint if Path(resume_from_checkpoint).is_dir() else None
     if checkpoint is None:

@@ -17,6 +17,7 @@ from rich.progress import track
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
+from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..prm.labelling import MODES, LabelStore, Sampler, Solution, StepLabeller, model_sampler
 from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps, from_command_line
@@ -76,10 +77,14 @@ class LabelStepsArguments:
     output_dir: str = field(default="step-labels", metadata={"help": "Folder of the labels."})
 
     def __post_init__(self):
-        for name in ("num_problems", "num_solutions", "num_continuations", "max_new_tokens", "batch_size",
-                     "problems_per_part"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}, but must be 1 or more.")
+        check_at_least_one(
+            num_problems=self.num_problems,
+            num_solutions=self.num_solutions,
+            num_continuations=self.num_continuations,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=self.batch_size,
+            problems_per_part=self.problems_per_part,
+        )
         if not self.temperature > 0:
             raise ValueError(
                 f"`temperature` is {self.temperature}, but must be above 0, as continuations are sampled."

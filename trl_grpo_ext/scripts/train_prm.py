@@ -21,6 +21,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset
 from ..tasks import EMBEDDED_JUDGE, working_reward
 from ..tasks.word_problems import imperfect_solution, sample_problems, word_problem
@@ -67,8 +68,7 @@ class TrainPRMArguments:
     def __post_init__(self):
         if not 0 < self.eval_share < 1:
             raise ValueError(f"`eval_share` is {self.eval_share}, but must be between 0 and 1.")
-        if self.num_train_problems < 1:
-            raise ValueError(f"`num_train_problems` is {self.num_train_problems}, but must be 1 or more.")
+        check_at_least_one(num_train_problems=self.num_train_problems)
 
 
 def tutored_steps(num_problems: int, held_out: bool, seed: int) -> Dataset:

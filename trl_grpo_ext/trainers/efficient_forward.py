@@ -36,20 +36,18 @@ class EfficientForward(GRPOSeams):
         # The router's loss is of the whole batch, and the exact KL wants the hidden states of one forward pass.
         if self.aux_loss_enabled or self.needs_hidden_states or self.positions_depend_on_length:
             return []
-        moves = self._rows_that_train(attention_mask)
-        if not getattr(self.args, "efficient_microbatches", False):
-            whole = attention_mask.shape[1]
-            groups = [(RowGroup(rows, 0, whole), moving) for rows, moving in divide(moves)]
-            return groups if len(groups) > 1 else []
         groups = [
             (RowGroup(rows[group.rows], group.start, group.end), moving)
-            for rows, moving in divide(moves)
-            for group in length_groups(
-                attention_mask[rows], logits_to_keep, self.positions_are_relative, self.may_forward_in_parts
-            )
+            for rows, moving in divide(self._rows_that_train(attention_mask))
+            for group in self._length_groups(attention_mask[rows], logits_to_keep)
         ]
         is_whole = len(groups) == 1 and groups[0][0].end - groups[0][0].start == attention_mask.shape[1]
         return [] if is_whole else groups
+
+    def _length_groups(self, attention_mask: torch.Tensor, logits_to_keep: int) -> list[RowGroup]:
+        if not getattr(self.args, "efficient_microbatches", False):
+            return [RowGroup(torch.arange(len(attention_mask)), 0, attention_mask.shape[1])]
+        return length_groups(attention_mask, logits_to_keep, self.positions_are_relative, self.may_forward_in_parts)
 
     def _rows_that_train(self, attention_mask: torch.Tensor) -> torch.Tensor:
         """Whether each row's loss has a gradient, (B,)."""

@@ -16,7 +16,7 @@ from ..prm.process_reward_model import ProcessRewardModel
 from ..steps import SeparatorSplitter, Steps, TextSplitter, filler_share
 from .grpo_config import GRPOExtConfig
 from .loss_options import LossOptions, own_tokens
-from .step_scoring import StepRewardFunc, StepScorer
+from .step_scoring import StepRewardFunc, StepScorer, as_list
 
 
 class GRPOExtTrainer(LossOptions):
@@ -96,9 +96,8 @@ class GRPOExtTrainer(LossOptions):
             args = GRPOExtConfig(f"{name.split('/')[-1]}-GRPO")
         self.supervision = getattr(args, "supervision", "outcome")  # a plain GRPOConfig is welcome, too
         if getattr(args, "scores_steps", False):
-            funcs = step_reward_funcs if isinstance(step_reward_funcs, (list, tuple)) else [step_reward_funcs]
             splitter = step_splitter or SeparatorSplitter(args.step_separator, args.step_separator_is_regex)
-            scorers = [as_step_reward_func(func) for func in funcs if func is not None]
+            scorers = [as_step_reward_func(func) for func in as_list(step_reward_funcs) if func is not None]
             self.step_scorer = StepScorer(scorers, step_reward_weights, splitter)
             if not reward_funcs:
                 check_no_outcome_is_needed(args)

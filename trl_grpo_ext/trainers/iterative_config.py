@@ -1,6 +1,6 @@
 from dataclasses import dataclass, field
 
-from ..choices import unknown_choice
+from ..choices import check_at_least_one, unknown_choice
 from ..prm.labelling import MODES
 from .grpo_config import GRPOExtConfig
 
@@ -107,16 +107,14 @@ class IterativeGRPOConfig(GRPOExtConfig):
     rollout_capacity: int = field(default=100_000, metadata={"help": "Number of completions that are kept."})
 
     def __post_init__(self):
-        for name in (
-            "num_rl_iterations",
-            "steps_per_rl_iteration",
-            "reward_model_batch_size",
-            "label_continuations",
-            "label_completions",
-            "rollout_capacity",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)}, but must be 1 or more.")
+        check_at_least_one(
+            num_rl_iterations=self.num_rl_iterations,
+            steps_per_rl_iteration=self.steps_per_rl_iteration,
+            reward_model_batch_size=self.reward_model_batch_size,
+            label_continuations=self.label_continuations,
+            label_completions=self.label_completions,
+            rollout_capacity=self.rollout_capacity,
+        )
         for name, choices in (
             ("reward_update", REWARD_UPDATES),
             ("reference_update", REFERENCE_UPDATES),

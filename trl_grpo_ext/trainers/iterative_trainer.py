@@ -14,7 +14,7 @@ from accelerate import logging
 from accelerate.utils import broadcast_object_list, gather, gather_object, is_peft_model
 from transformers import PreTrainedModel, TrainerCallback
 
-from ..evaluation import batched
+from ..batching import batched
 from ..iterative.outcome_reward_model import OutcomeRewardModel
 from ..iterative.quality import unexplained_reward
 from ..iterative.reference import (
@@ -36,7 +36,7 @@ from ..rewards.answer import answer_reward, completion_text
 from ..steps import Steps
 from .grpo_trainer import GRPOExtTrainer
 from .iterative_config import IterativeGRPOConfig
-from .step_scoring import StepRewardFunc, checked_scores
+from .step_scoring import StepRewardFunc, as_list, checked_scores
 
 
 logger = logging.get_logger(__name__)
@@ -506,12 +506,6 @@ def as_reward_model(model: Any, args: IterativeGRPOConfig) -> RewardModel | None
 
 def make_update(model: RewardModel | None, args: IterativeGRPOConfig) -> RewardUpdate:
     return UPDATES[args.reward_update][1](model, args.reward_model_learning_rate)
-
-
-def as_list(functions: Any) -> list:
-    if functions is None:
-        return []
-    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
 
 
 def choose(rollouts: list[Rollout], count: int, seed: str) -> dict[int, Rollout]:

@@ -112,6 +112,13 @@ class StepScorer:
         return weighted_sum(rewards_per_func, self.weights)
 
 
+def as_list(functions: Any) -> list:
+    """One function, several, or none, as a list."""
+    if functions is None:
+        return []
+    return list(functions) if isinstance(functions, (list, tuple)) else [functions]
+
+
 def unique_names(names: list[str]) -> list[str]:
     """The names, numbered from the second time on that one occurs, so that each function has metrics of its own."""
     return [name if name not in names[:i] else f"{name}_{names[:i].count(name) + 1}" for i, name in enumerate(names)]
