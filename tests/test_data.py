@@ -3,7 +3,15 @@ import json
 import pytest
 from datasets import Dataset
 
-from trl_grpo_ext.data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
+from trl_grpo_ext.data import (
+    check_reward_columns,
+    get_split,
+    load_prompt_dataset,
+    to_prompts_and_solutions,
+    warn_of_unparsed_solutions,
+    without_problems_of,
+)
+from trl_grpo_ext.rewards import answer_reward
 
 
 @pytest.fixture
@@ -66,7 +74,10 @@ def test_an_empty_data_set_is_refused():
 
 @pytest.mark.parametrize(
     ("columns", "needed"),
-    [({"text": ["a"], "answer": ["1"]}, "'prompt' or 'question'"), ({"question": ["a"]}, "'solution' or 'answer'")],
+    [
+        ({"text": ["a"], "answer": ["1"]}, "'prompt' or 'question'"),
+        ({"question": ["a"]}, "'solution' or 'answer_number'"),
+    ],
 )
 def test_missing_columns_are_refused(columns, needed):
     with pytest.raises(ValueError, match=f"The data set has the columns .*, but needs one named {needed}"):
@@ -82,6 +93,49 @@ def test_a_missing_file_or_split_is_refused(tmp_path, gsm8k_file):
         ValueError, match="`dataset_test_split` is 'test', but the data set has only the splits train; name one"
     ):
         get_split(load_prompt_dataset(str(gsm8k_file)), "test", "dataset_test_split")
+
+
+SCHEMAS = {
+    "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"}, "so 5"),
+    "math": (
+        {"problem": "p", "level": "Level 1", "type": "Algebra", "solution": r"So $\boxed{\frac{1}{2}}$."},
+        r"$\boxed{0.5}$",
+    ),
+    "math500": ({"problem": "p", "solution": r"\boxed{x+1}", "answer": "x+1", "subject": "Algebra"}, r"\boxed{1+x}"),
+    "mgsm_zh": ({"question": "q", "answer": None, "answer_number": 18, "equation_solution": None}, "答案是十八。"),
+    "cmath": ({"grade": 3, "question": "q", "golden": "1200", "reasoning_step": 2, "num_digits": 3}, "一共1,200元。"),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_rows_of_each_benchmark_become_prompts_and_solutions_that_can_be_checked(tmp_path, name):
+    row, completion = SCHEMAS[name]
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    dataset = to_prompts_and_solutions(load_prompt_dataset(str(path))["train"])
+    assert dataset["prompt"][0] == [{"role": "user", "content": row.get("question", "p")}]
+    assert answer_reward([completion, "14"], [dataset["solution"][0]] * 2) == [1.0, 0.0]
+
+
+def problems(*questions):
+    return to_prompts_and_solutions(Dataset.from_dict({"question": questions, "answer": ["1"] * len(questions)}))
+
+
+def test_what_is_evaluated_on_is_not_trained_on(caplog):
+    kept = without_problems_of(problems("a  b\n", "c", "d"), problems("a b", "e"), "test")
+    assert [prompt[0]["content"] for prompt in kept["prompt"]] == ["c", "d"]
+    assert "1 of 3 training problems are also in the split 'test'" in caplog.text
+    with pytest.raises(ValueError, match="All 1 training problems are in the split 'test'"):
+        without_problems_of(problems("a b"), problems("a b", "e"), "test")
+
+
+def test_problems_without_a_gold_answer_are_counted_and_named(caplog):
+    solutions = ["#### 5", "####", "a proof " * 60, r"\boxed{", "x"] + [""] * 10
+    dataset = to_prompts_and_solutions(Dataset.from_dict({"question": ["q"] * 15, "answer": solutions}))
+    warn_of_unparsed_solutions(dataset, "train")
+    assert "The solutions of 13 of 15 problems of the split 'train'" in caplog.text
+    assert "rows 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, ..." in caplog.text
+    assert answer_reward(["1"] * 15, solutions)[1:4] == [None] * 3
 
 
 def test_columns_that_reward_functions_need():

@@ -6,8 +6,15 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.evaluation import confidence_interval, evaluate_policy, maj_at_k, pass_at_k, vote
-from trl_grpo_ext.rewards.answer import final_answer
+from trl_grpo_ext.evaluation import (
+    bootstrap_interval,
+    confidence_interval,
+    evaluate_policy,
+    maj_at_k,
+    pass_at_k,
+    vote,
+)
+from trl_grpo_ext.rewards.extraction import final_answer
 
 
 @given(
@@ -52,6 +59,20 @@ def test_confidence_interval_holds_the_accuracies_within_two_standard_errors(rig
         # At a bound other than 0 and 1 the observed accuracy is just 1.96 standard errors away.
         standard_error = (bound * (1 - bound) / total) ** 0.5 if 0 < bound < 1 else 0
         assert abs(accuracy - bound) == pytest.approx(1.96 * standard_error, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_bootstrap_interval_of_many_problems_is_that_of_the_normal_distribution(share):
+    values = (torch.arange(1000) < 1000 * share).float()
+    half_width = 1.96 * (share * (1 - share) / 1000) ** 0.5
+    low, high = bootstrap_interval(values)
+    assert low == pytest.approx(share - half_width, abs=2e-3)
+    assert high == pytest.approx(share + half_width, abs=2e-3)
+    assert bootstrap_interval(values) == (low, high)
+
+
+def test_bootstrap_interval_of_equal_values_has_no_width():
+    assert bootstrap_interval(torch.ones(5)) == (1.0, 1.0)
 
 
 def test_numbers_vote_by_their_value():

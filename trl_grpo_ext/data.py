@@ -1,6 +1,9 @@
 """Prompt/answer data sets for the recipes, from the Hub or local files, and the checks that spare a wasted run."""
 
 import inspect
+import json
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +11,16 @@ from datasets import Dataset, DatasetDict, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from trl.trainer.utils import get_callable_name
 
+from .rewards.answer import can_be_checked
+
+
+logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
-ANSWER_COLUMNS = ("solution", "answer")
+# In GSM8K and MATH the answer ends the solution; MGSM has it as `answer_number`, CMATH as `golden`
+ANSWER_COLUMNS = ("solution", "answer_number", "golden", "answer")
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+NAMED_ROWS = 10  # of those that a warning is about
 # What TRL passes to every reward function besides the columns of the data set.
 PROVIDED_ARGUMENTS = {"prompts", "completions", "completion_ids", "steps", "trainer_state", "log_extra", "log_metric"}
 
@@ -66,8 +75,9 @@ def to_prompts_and_solutions(dataset: Dataset, instruction: str | None = None) -
 
     Args:
         dataset ([`~datasets.Dataset`]):
-            Has a column `prompt`, `question` or `problem`, and a column `solution` or `answer`. A prompt that is a
-            conversation already is left as it is. Other columns are kept.
+            Has a column `prompt`, `question` or `problem`, and a column `solution`, `answer_number` (MGSM), `golden`
+            (CMATH) or `answer`, the first of these that is there. A prompt that is a conversation already is left as
+            it is. Other columns are kept.
         instruction (`str`, *optional*):
             Text to put after each question, on a line of its own.
 
@@ -96,6 +106,56 @@ def to_prompts_and_solutions(dataset: Dataset, instruction: str | None = None) -
         return {"prompt": prompt, "solution": row[answer_column]}
 
     return dataset.map(convert, remove_columns=[prompt_column, answer_column])
+
+
+def without_problems_of(dataset: Dataset, other: Dataset, split: str) -> Dataset:
+    """
+    The problems of a data set that are not in another one, which is not to be trained on.
+
+    Args:
+        dataset, other ([`~datasets.Dataset`]):
+            Data sets with a column `prompt`.
+        split (`str`):
+            Name of the other one. What is left out is counted in a warning.
+
+    Raises:
+        `ValueError`: if no problem is left.
+    """
+    held_out = {problem_key(prompt) for prompt in other["prompt"]}
+    kept = [row for row, prompt in enumerate(dataset["prompt"]) if problem_key(prompt) not in held_out]
+    left_out = len(dataset) - len(kept)
+    if not kept:
+        raise ValueError(
+            f"All {len(dataset)} training problems are in the split {split!r} that is evaluated on; name another "
+            "`dataset_train_split` or `dataset_test_split`."
+        )
+    if left_out:
+        logger.warning(
+            "%d of %d training problems are also in the split %r; they are not trained on.",
+            left_out,
+            len(dataset),
+            split,
+        )
+    return dataset.select(kept) if left_out else dataset
+
+
+def problem_key(prompt: str | list[dict]) -> str:
+    """What two prompts of the same problem have in common, whatever their spaces."""
+    return re.sub(r"\\n|\s", "", json.dumps(prompt, ensure_ascii=False, sort_keys=True))
+
+
+def warn_of_unparsed_solutions(dataset: Dataset, split: str) -> None:
+    """Count and name the problems whose `solution` has no answer that a completion's could be compared with."""
+    unparsed = [row for row, solution in enumerate(dataset["solution"]) if not can_be_checked(solution)]
+    if unparsed:
+        logger.warning(
+            "The solutions of %d of %d problems of the split %r have no answer that can be checked, so their "
+            "completions get no reward: rows %s.",
+            len(unparsed),
+            len(dataset),
+            split,
+            ", ".join(map(str, unparsed[:NAMED_ROWS])) + (", ..." if len(unparsed) > NAMED_ROWS else ""),
+        )
 
 
 def find_column(dataset: Dataset, candidates: tuple[str, ...]) -> str:

@@ -19,7 +19,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from trl.data_utils import maybe_apply_chat_template
 
 from .batching import batched, in_eval_mode
-from .rewards.answer import as_number, check_answer, final_answer, gold_answer
+from .rewards.answer import as_number, check_answer
+from .rewards.extraction import final_answer, gold_answer
 
 
 def pass_at_k(correct: torch.Tensor, k: int) -> torch.Tensor:
@@ -83,6 +84,30 @@ def confidence_interval(accuracy: float, num_problems: int) -> tuple[float, floa
     center = (accuracy + z**2 / (2 * num_problems)) / denominator
     half_width = z / denominator * sqrt(accuracy * (1 - accuracy) / num_problems + z**2 / (4 * num_problems**2))
     return center - half_width, center + half_width
+
+
+def bootstrap_interval(values: torch.Tensor, num_resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """
+    95 % interval of a mean over problems, from means over problems drawn again with replacement.
+
+    Args:
+        values (`torch.Tensor` of shape (P,)):
+            A value of each problem, such as its Pass@K.
+        num_resamples (`int`, *optional*, defaults to `10000`):
+            Number of draws.
+        seed (`int`, *optional*, defaults to `0`):
+            Seed of the draws.
+
+    Returns:
+        `tuple[float, float]`: the 2.5th and the 97.5th percentile (Efron & Tibshirani, 1993, chapter 13).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    means = [
+        values.float()[torch.randint(len(values), (len(values),), generator=generator)].mean()
+        for _ in range(num_resamples)
+    ]
+    low, high = torch.stack(means).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return low, high
 
 
 def evaluate_policy(

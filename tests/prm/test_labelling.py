@@ -4,7 +4,8 @@ import pytest
 import torch
 from datasets import load_dataset
 
-from trl_grpo_ext.prm.labelling import LabelStore, Solution, StepLabeller, model_sampler
+from trl_grpo_ext.files import PartStore
+from trl_grpo_ext.prm.labelling import Solution, StepLabeller, model_sampler
 from trl_grpo_ext.scripts import label_steps
 from trl_grpo_ext.steps import SeparatorSplitter, cut_into_steps
 from trl_grpo_ext.tasks import EMBEDDED_POLICY, make_dataset, working_reward
@@ -161,26 +162,6 @@ class TestModelSampler:
         assert means[0.0] < 0.1
 
 
-class TestLabelStore:
-    ROWS = [{"prompt": "a", "completions": ["b", "c"], "labels": [1.0, None], "solution": "1"}]
-
-    def test_is_read_by_datasets_and_skips_what_is_unfinished(self, tmp_path):
-        store = LabelStore(tmp_path / "labels", {"mode": "soft"})
-        store.write(0, self.ROWS)
-        store.write(2, self.ROWS)
-        (tmp_path / "labels" / "train-00001.unfinished").write_bytes(b"half a file")
-        assert [store.has(part) for part in range(3)] == [True, False, True]
-        assert load_dataset(str(tmp_path / "labels"), split="train").to_list() == self.ROWS * 2
-        assert store.load().to_list() == self.ROWS * 2
-
-    def test_other_settings_are_refused(self, tmp_path):
-        LabelStore(tmp_path / "l", {"mode": "hard"})  # nothing was labelled yet
-        LabelStore(tmp_path, {"mode": "soft"}).write(0, self.ROWS)
-        LabelStore(tmp_path, {"mode": "soft"})
-        with pytest.raises(ValueError, match="which holds labels made with other settings"):
-            LabelStore(tmp_path, {"mode": "hard"})
-
-
 def test_a_killed_job_goes_on_and_ends_with_the_same_labels(tmp_path, monkeypatch):
     def run(folder):
         label_steps.run(
@@ -190,7 +171,7 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_labels(tmp_path, monkeypatc
         return load_dataset(str(tmp_path / folder), split="train").to_list()
 
     whole = run("whole")
-    write = LabelStore.write
+    write = PartStore.write
     killed_at = random.Random(0).choice([1, 2])
 
     def killed(self, part, rows):
@@ -199,7 +180,7 @@ def test_a_killed_job_goes_on_and_ends_with_the_same_labels(tmp_path, monkeypatc
         write(self, part, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LabelStore, "write", killed)
+        patch.setattr(PartStore, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             run("killed")
     assert len(list((tmp_path / "killed").glob("*.parquet"))) == killed_at

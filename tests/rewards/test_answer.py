@@ -1,45 +1,15 @@
 import json
 import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from trl_grpo_ext.rewards import answer_reward
-from trl_grpo_ext.rewards.answer import as_number, final_answer
+from trl_grpo_ext.rewards.answer import as_number
+from trl_grpo_ext.rewards.extraction import final_answer
 
 
 DATA = Path(os.environ.get("TRL_GRPO_EXT_DATA", Path(__file__).parents[3] / "shared" / "data"))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{1} or rather \boxed{2}", "2"),
-        (r"first \boxed{3}, then \boxed{4", "3"),
-        (r"cut off: \boxed{4", None),
-        (r"\boxed{}", None),
-        (r"\boxed{a + \boxed{b}}", "b"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        ("2 + 2 = 4\n#### 1,234", "1,234"),
-        ("#### 5 apples\nand 6 pears", "5 apples"),
-        ("The answer is 12.5 apples, not 13.", "12.5"),
-        ("The answer is 1/2.", "1/2"),
-        (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
-        ("The answer is .5", ".5"),
-        ("so 10-5", "5"),
-        ("so it is -5", "-5"),
-        ("1,2", "2"),
-        ("12,345 and 1,234,567", "1,234,567"),
-        ("They have 3 left and then 40.", "40"),
-        ("no number", None),
-        ("", None),
-    ],
-)
-def test_final_answer(text, expected):
-    assert final_answer(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,6 +34,7 @@ def test_final_answer(text, expected):
         (r"\boxed{1/0}", "5", 0.0),
         (r"\boxed{28}", "", None),
         ("9" * 300, "9", 0.0),
+        (r"\boxed{9}", "9" * 300, None),
     ],
 )
 def test_answer_reward(completion, gold, expected):
@@ -81,21 +52,6 @@ def test_an_empty_completion_is_wrong(completion):
 def test_content_may_be_parts():
     parts = [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{1}"}]
     assert answer_reward([[{"role": "assistant", "content": parts}]], ["1"]) == [1.0]
-
-
-def test_a_text_full_of_open_boxes_takes_no_time():
-    started = time.perf_counter()
-    assert final_answer(r"\boxed{" * 20_000) is None
-    assert time.perf_counter() - started < 5
-
-
-def test_off_the_main_thread_numbers_are_checked_and_mathematics_is_not():
-    rewards = []
-    completions = [r"\boxed{2}", r"\boxed{x + 1}"]
-    thread = threading.Thread(target=lambda: rewards.extend(answer_reward(completions, ["2", "1 + x"])))
-    thread.start()
-    thread.join()
-    assert rewards == [1.0, None]
 
 
 def test_without_math_verify_what_is_no_number_is_compared_as_text(monkeypatch):

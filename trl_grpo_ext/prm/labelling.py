@@ -5,20 +5,16 @@ From the ids of each prefix of a solution the policy writes continuations, and t
 made so estimate value, not correctness: a wrong step that the policy recovers from has a good label.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..batching import batched, in_eval_mode, map_by_length
 from ..choices import check_at_least_one, unknown_choice
 from ..evaluation import continue_ids, sampling_config
-from ..files import written_whole
-from ..rewards.answer import check_answer, final_answer, gold_answer
+from ..rewards.answer import check_answer
+from ..rewards.extraction import final_answer, gold_answer
 from ..steps import Steps
 
 
@@ -145,14 +141,6 @@ class StepLabeller:
         return values
 
 
-def read_json(file: Path) -> Any:
-    """What a JSON file holds, `None` if it cannot be read."""
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError:
-        return None
-
-
 def answers(text: str, gold: str) -> float:
     """1 if a text's final answer is the gold one, else 0."""
     return float(check_answer(final_answer(text), gold_answer(gold)) == 1.0)
@@ -193,46 +181,3 @@ def model_sampler(
             return map_by_length(lambda batch: continue_ids(model, batch, config), prefixes, batch_size)
 
     return sample
-
-
-class LabelStore:
-    """
-    Labelled rows on disk, as parquet, in parts that are written whole or not at all.
-
-    Args:
-        folder (`str` or `Path`):
-            Where the parts lie. `datasets.load_dataset(folder)` reads them.
-        settings (`dict`):
-            What the labels were made with. A folder made with other settings is refused.
-
-    Raises:
-        `ValueError`: if the folder holds labels made with other settings.
-    """
-
-    def __init__(self, folder: str | Path, settings: dict[str, Any]):
-        self.folder = Path(folder)
-        self.settings = settings
-        file = self.folder / "settings.json"
-        if file.exists() and read_json(file) != settings:
-            raise ValueError(
-                f"`output_dir` is '{folder}', which holds labels made with other settings ({file}); name another "
-                "folder."
-            )
-
-    def has(self, part: int) -> bool:
-        """Whether a part is finished."""
-        return self._file(part).exists()
-
-    def write(self, part: int, rows: list[dict[str, Any]]) -> None:
-        """Write a part; a kill meanwhile leaves none."""
-        with written_whole(self.folder / "settings.json") as unfinished:
-            unfinished.write_text(json.dumps(self.settings, indent=2) + "\n")
-        with written_whole(self._file(part)) as unfinished:
-            Dataset.from_list(rows).to_parquet(unfinished)
-
-    def load(self) -> Dataset:
-        """All finished parts."""
-        return Dataset.from_parquet([str(file) for file in sorted(self.folder.glob("*.parquet"))])
-
-    def _file(self, part: int) -> Path:
-        return self.folder / f"train-{part:05d}.parquet"

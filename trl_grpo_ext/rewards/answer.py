@@ -1,21 +1,35 @@
 """Reward for a right final answer: found in the text, then compared with the gold one."""
 
+import logging
+import math
 import re
-import threading
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 
+from .extraction import DIGITS, ExtractedAnswer, extract_answer, gold_answer
+from .numerals import CHINESE_NUMBER, chinese_number
+from .symbolic import same_mathematics
+
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWER_LENGTH = 256  # characters; a longer "answer" is none, and symbolic checkers can hang on it
-SECONDS_TO_VERIFY = 2
-DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-NUMBER = re.compile(rf"(?:(?<![\d)])[-+])?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:/\d+)?")
-NUMERIC_ANSWER = re.compile(rf"(?P<number>[-+]?(?:{DIGITS}(?:\.\d+)?|\.\d+))(?:/(?P<denominator>\d+))?")
-ANSWER_PHRASE = re.compile(r"answer is", re.IGNORECASE)
-MARKED_ANSWER = re.compile(r"\s*:?\s*\$([^$]+)\$")
+NUMERIC_ANSWER = re.compile(
+    rf"(?P<sign>[-+]?)(?:(?P<whole>\d+) (?=\d+/))?(?P<number>{DIGITS}(?:\.\d+)?|\.\d+)"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,3})|/(?P<denominator>\d+))?"
+)
+NUMBER_WITH_UNIT = re.compile(r"(?P<number>[-+]?[\d.,/]+)\s*(?:[^\W\d_]{2,}\s*)+")
+CHINESE_WITH_UNIT = re.compile(rf"(?P<number>{CHINESE_NUMBER.pattern})[^\W\d_]?")
+SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 IDLE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # between two digits a space means something
-BRACES = re.compile(r"\\boxed\{|\{|\}")
+MAX_EXPONENT = 10_000
+POWER = r"(?:\^|\*\*)\s*[{(]?\s*-?"
+EXPONENT = re.compile(rf"{POWER}(\d+)(?:\s*{POWER}(\d+))?")
+REPEATED_FACTORIAL = re.compile(r"![\s)}]*![\s)}]*!")
 
 
 def answer_reward(completions: list, solution: list[str], **kwargs) -> list[float | None]:
@@ -23,7 +37,10 @@ def answer_reward(completions: list, solution: list[str], **kwargs) -> list[floa
     Reward function: 1 if the final answer is right, 0 if it is wrong or missing.
 
     Numbers are compared exactly, as fractions; other answers as text and, where math-verify is installed, as
-    mathematics.
+    mathematics, for five seconds at most. An answer of more than 256 characters, or with a tower of powers, is wrong.
+
+    In training it logs the shares of completions without an answer (`answer/unparsed`), with a box (`answer/boxed`)
+    and with an answer that could not be told right or wrong in time (`answer/unchecked`).
 
     Args:
         completions (`list`):
@@ -36,13 +53,31 @@ def answer_reward(completions: list, solution: list[str], **kwargs) -> list[floa
 
     Returns:
         `list[float | None]`:
-            One reward a completion; `None` where the gold answer is empty, or where only math-verify could tell but
-            this is not the main thread (its time limit needs the main thread).
+            One reward a completion; `None` where there is no gold answer to compare with (none at all, or one of such
+            length), or where math-verify could not tell.
     """
-    return [
-        check_answer(final_answer(completion_text(completion)), gold_answer(gold))
-        for completion, gold in zip(completions, solution, strict=True)
+    answers = [extract_answer(completion_text(completion)) for completion in completions]
+    golds = [gold_answer(gold) for gold in solution]
+    rewards = [
+        check_answer(None if answer is None else answer.text, gold)
+        for answer, gold in zip(answers, golds, strict=True)
     ]
+    unchecked = sum(reward is None and gold is not None for reward, gold in zip(rewards, golds, strict=True))
+    if unchecked:
+        logger.warning(
+            "%d of %d answers could not be told right or wrong in time; their reward is None.", unchecked, len(rewards)
+        )
+    if log_metric := kwargs.get("log_metric"):
+        log_shares(log_metric, answers, unchecked)
+    return rewards
+
+
+def log_shares(
+    log_metric: Callable[[str, float], None], answers: list[ExtractedAnswer | None], unchecked: int
+) -> None:
+    sources = Counter(None if answer is None else answer.source for answer in answers)
+    for name, count in (("unparsed", sources[None]), ("boxed", sources["boxed"]), ("unchecked", unchecked)):
+        log_metric(f"answer/{name}", count / max(len(answers), 1))
 
 
 def completion_text(completion: str | list[dict] | None) -> str:
@@ -54,78 +89,67 @@ def completion_text(completion: str | list[dict] | None) -> str:
     return completion or ""
 
 
-def final_answer(text: str) -> str | None:
-    r"""
-    The final answer of a text: the last balanced `\boxed{...}`, else what follows the last `####`, else the number, or
-    what stands between dollar signs, right after the last "answer is", else the last number; `None` if there is none.
-
-    Where a box was opened, only a box counts: one that was cut off is no answer.
-    """
-    if r"\boxed{" in text:
-        return last_boxed(text)
-    if "####" in text:
-        return text.rsplit("####", 1)[1].strip().partition("\n")[0] or None
-    *before, after = ANSWER_PHRASE.split(text)
-    if before and (marked := MARKED_ANSWER.match(after)):
-        return marked.group(1).strip()
-    if before and (number := NUMBER.search(after)):
-        return number.group()
-    numbers = NUMBER.findall(text)
-    return numbers[-1] if numbers else None
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the `\boxed{...}` that opens last of those whose braces balance."""
-    last_start, content = -1, None
-    open_braces: list[re.Match] = []
-    for brace in BRACES.finditer(text):
-        if brace.group() != "}":
-            open_braces.append(brace)
-        elif open_braces:
-            opening = open_braces.pop()
-            if opening.group() != "{" and opening.start() > last_start:
-                last_start, content = opening.start(), text[opening.end() : brace.start()].strip()
-    return content or None
-
-
-def gold_answer(gold: str | float | None) -> str | None:
-    """The answer in a gold solution, or the gold text itself if it is only an answer."""
-    text = "" if gold is None else str(gold)
-    return final_answer(text) if r"\boxed{" in text or "####" in text else text.strip() or None
-
-
 def check_answer(answer: str | None, gold: str | None) -> float | None:
     """1 if two answers are the same, 0 if not, `None` if it cannot be told."""
     if gold is None:
         return None
     if answer is None:
         return 0.0
+    answer, gold = normalize(answer), normalize(gold)
     if IDLE_SPACE.sub("", answer) == IDLE_SPACE.sub("", gold):
         return 1.0
-    if len(answer) > MAX_ANSWER_LENGTH:
+    if is_beyond_checking(gold):
+        return None
+    if is_beyond_checking(answer):
         return 0.0
-    answer_value, gold_value = as_number(answer), as_number(gold)
+    gold_value = as_number(gold)
+    answer_value = as_number(answer)
+    if answer_value is None and gold_value is not None and (counted := NUMBER_WITH_UNIT.fullmatch(answer)):
+        answer_value = as_number(counted["number"])
     if answer_value is not None and gold_value is not None:
         return float(answer_value == gold_value)
     if find_spec("math_verify") is None:
         return 0.0
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return float(same_mathematics(answer, gold))
-
-
-def as_number(answer: str) -> Fraction | None:
-    """The value of a plain number (sign, thousands commas, decimals, one fraction bar), else `None`."""
-    match = NUMERIC_ANSWER.fullmatch(answer.strip().strip("$").strip().removesuffix("."))
-    if match is None or int(match["denominator"] or 1) == 0:
-        return None
-    return Fraction(match["number"].replace(",", "")) / int(match["denominator"] or 1)
+    verdict = same_mathematics(answer, gold)
+    return None if verdict is None else float(verdict)
 
 
 @lru_cache(maxsize=10_000)
-def same_mathematics(answer: str, gold: str) -> bool:
-    """Whether math-verify takes two answers for the same; it reads them only if they are marked as mathematics."""
-    from math_verify import parse, verify
+def normalize(answer: str) -> str:
+    r"""An answer in one form of digits, signs and spaces, without emphasis around it."""
+    text = unicodedata.normalize("NFKC", answer).replace("\u2212", "-").strip()
+    text = text.strip("*_").strip().strip("$").strip().removesuffix(".").strip()
+    return SPACED_DIGITS.sub("", text)
 
-    gold_parsed, answer_parsed = (parse(f"${text}$", parsing_timeout=SECONDS_TO_VERIFY) for text in (gold, answer))
-    return verify(gold_parsed, answer_parsed, timeout_seconds=SECONDS_TO_VERIFY)
+
+def can_be_checked(solution: str | float | None) -> bool:
+    """Whether a gold solution has an answer that others can be compared with."""
+    gold = gold_answer(solution)
+    return gold is not None and not is_beyond_checking(normalize(gold))
+
+
+def is_beyond_checking(answer: str) -> bool:
+    """Whether it is too long, or a power too large, to be what anybody asked for."""
+    return (
+        len(answer) > MAX_ANSWER_LENGTH
+        or any(is_too_large(*exponent.groups(default="1")) for exponent in EXPONENT.finditer(answer))
+        or REPEATED_FACTORIAL.search(answer) is not None
+    )
+
+
+def is_too_large(exponent: str, its_exponent: str) -> bool:
+    """Whether a power is larger than the largest exponent: by its logarithm, as it may be a tower's."""
+    return int(its_exponent) * math.log(max(int(exponent), 1)) > math.log(MAX_EXPONENT)
+
+
+def as_number(answer: str) -> Fraction | None:
+    """The value of a plain number (sign, commas, decimals, exponent, fraction, mixed number, Chinese), else `None`."""
+    text = normalize(answer)
+    if chinese := CHINESE_WITH_UNIT.fullmatch(text):
+        return chinese_number(chinese["number"])
+    match = NUMERIC_ANSWER.fullmatch(text)
+    if match is None or int(match["denominator"] or 1) == 0:
+        return None
+    number = Fraction(match["number"].replace(",", "") + (f"e{match['exponent']}" if match["exponent"] else ""))
+    value = int(match["whole"] or 0) + number / int(match["denominator"] or 1)
+    return -value if match["sign"] == "-" else value

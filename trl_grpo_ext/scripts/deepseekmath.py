@@ -30,12 +30,20 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.rewards import get_cosine_scaled_reward, get_soft_overlong_punishment, think_format_reward
 
 from ..callbacks import PANELS, CompactProgressCallback, Panels, plot_training
-from ..data import check_reward_columns, get_split, load_prompt_dataset, to_prompts_and_solutions
+from ..data import (
+    check_reward_columns,
+    get_split,
+    load_prompt_dataset,
+    to_prompts_and_solutions,
+    warn_of_unparsed_solutions,
+    without_problems_of,
+)
 from ..evaluation import confidence_interval, evaluate_policy
 from ..prm import ProcessRewardModel
-from ..rewards import answer_reward, arithmetic_reward
+from ..rewards import answer_reward, arithmetic_reward, format_reward
 from ..tasks import EMBEDDED_POLICY, make_dataset, make_sums_dataset, working_reward
 from ..trainers.grpo_config import GRPOExtConfig
 from ..trainers.grpo_trainer import GRPOExtTrainer
@@ -43,7 +51,11 @@ from ..trainers.seams import last_complete_checkpoint
 
 
 DEFAULT_CONFIG = Path(__file__).with_name("embedded.yaml")
-REWARD_FUNCS: dict[str, Callable] = {"answer_reward": answer_reward}
+REWARD_FUNCS: dict[str, Callable] = {
+    "answer_reward": answer_reward,
+    "format_reward": format_reward,
+    "think_format_reward": think_format_reward,
+}
 TASKS: dict[str, Callable[..., Dataset]] = {"word_problems": make_dataset, "sums": make_sums_dataset}
 STEP_REWARD_FUNCS: dict[str, Callable] = {"working_reward": working_reward, "arithmetic_reward": arithmetic_reward}
 
@@ -66,7 +78,12 @@ class DeepSeekMathArguments:
         task (`str`, *optional*, defaults to `"word_problems"`):
             Embedded task to train on where no `dataset_name` is given: `"word_problems"` or `"sums"`.
         reward_funcs (`list[str]`, *optional*, defaults to `["answer_reward"]`):
-            Reward functions: `"answer_reward"`, or dotted import paths.
+            Reward functions: `"answer_reward"`, `"format_reward"` (one closed box), `"think_format_reward"`,
+            `"soft_overlong_punishment"` (DAPO, arXiv:2503.14476, Eq. 13), `"cosine_scaled_reward"` (the answer, better
+            the shorter it is right: arXiv:2502.03373, C.1), or dotted import paths.
+        soft_punish_cache (`int`, *optional*):
+            Length of the interval, in tokens before `max_completion_length`, over which `"soft_overlong_punishment"`
+            grows from 0 to -1. By default a fifth of `max_completion_length`, as in DAPO.
         step_reward_funcs (`list[str]`, *optional*):
             Step rewards of process supervision: `"working_reward"` (embedded tasks only), `"arithmetic_reward"`,
             dotted import paths of functions, or process reward models (folders, or Hub ids with a slash). With
@@ -96,7 +113,14 @@ class DeepSeekMathArguments:
     )
     reward_funcs: list[str] = field(
         default_factory=lambda: ["answer_reward"],
-        metadata={"help": "Reward functions: 'answer_reward', or dotted import paths."},
+        metadata={
+            "help": "Reward functions: 'answer_reward', 'format_reward', 'think_format_reward', "
+            "'soft_overlong_punishment', 'cosine_scaled_reward', or dotted import paths."
+        },
+    )
+    soft_punish_cache: int | None = field(
+        default=None,
+        metadata={"help": "Tokens before `max_completion_length` over which 'soft_overlong_punishment' grows."},
     )
     step_reward_funcs: list[str] | None = field(
         default=None,
@@ -121,7 +145,13 @@ class DeepSeekMathArguments:
     )
 
     def __post_init__(self):
-        smallest = {"num_train_problems": 1, "num_eval_problems": 0, "num_eval_samples": 1, "cpu_threads": 0}
+        smallest = {
+            "soft_punish_cache": 0,
+            "num_train_problems": 1,
+            "num_eval_problems": 0,
+            "num_eval_samples": 1,
+            "cpu_threads": 0,
+        }
         for name, bound in smallest.items():
             value = getattr(self, name)
             if value is not None and value < bound:
@@ -162,9 +192,11 @@ def main(
     train_dataset, eval_dataset = load_datasets(script_args)
     if eval_dataset is None:
         training_args.eval_strategy = "no"
-    reward_funcs = import_functions(script_args.reward_funcs, REWARD_FUNCS)
+    reward_funcs = import_reward_funcs(script_args, training_args.max_completion_length)
     step_reward_funcs = import_functions(script_args.step_reward_funcs or [], STEP_REWARD_FUNCS)
     check_reward_columns(train_dataset, [*reward_funcs, *step_reward_funcs])
+    if answer_reward in reward_funcs:
+        warn_of_unparsed_solutions(train_dataset, script_args.dataset_train_split)
     model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
 
@@ -251,7 +283,27 @@ def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset 
         return train_dataset, None
     test_split = get_split(dataset, script_args.dataset_test_split, "dataset_test_split")
     eval_dataset = to_prompts_and_solutions(test_split, script_args.instruction)
+    train_dataset = without_problems_of(train_dataset, eval_dataset, script_args.dataset_test_split)
+    warn_of_unparsed_solutions(eval_dataset, script_args.dataset_test_split)
     return train_dataset, eval_dataset.select(range(min(num_eval, len(eval_dataset))))
+
+
+def import_reward_funcs(script_args: DeepSeekMathArguments, max_completion_length: int) -> list[Callable]:
+    """The reward functions, those of TRL that depend on the longest completion made for this one."""
+    soft_punish_cache = script_args.soft_punish_cache
+    if soft_punish_cache is None:
+        soft_punish_cache = max_completion_length // 5
+    if soft_punish_cache > max_completion_length:
+        raise ValueError(
+            f"`soft_punish_cache` is {soft_punish_cache}, but must be at most `max_completion_length`, "
+            f"{max_completion_length}."
+        )
+    registry = {
+        **REWARD_FUNCS,
+        "soft_overlong_punishment": get_soft_overlong_punishment(max_completion_length, soft_punish_cache),
+        "cosine_scaled_reward": get_cosine_scaled_reward(max_completion_length),
+    }
+    return import_functions(script_args.reward_funcs, registry)
 
 
 def import_functions(names: list[str] | str, registry: dict[str, Callable]) -> list[Callable]:

@@ -19,7 +19,8 @@ from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
-from ..prm.labelling import MODES, LabelStore, Sampler, Solution, StepLabeller, model_sampler
+from ..files import PartStore
+from ..prm.labelling import MODES, Sampler, Solution, StepLabeller, model_sampler
 from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps, from_command_line
 from ..tasks import EMBEDDED_POLICY, make_dataset
 from .deepseekmath import share_of_cores
@@ -95,7 +96,7 @@ class LabelStepsArguments:
 def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
     torch.set_num_threads(share_of_cores())
     name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
-    store = LabelStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
+    store = PartStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
     problems = load_problems(script_args)
     tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(
@@ -158,7 +159,7 @@ def label_part(
     ]
 
 
-def report(store: LabelStore, labeller: StepLabeller) -> None:
+def report(store: PartStore, labeller: StepLabeller) -> None:
     labels = [label for row in store.load()["labels"] for label in row if label is not None]
     Console().print(
         f"{len(labels)} steps labelled, {labeller.num_sampled} continuations sampled now; mean label "
