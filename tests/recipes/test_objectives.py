@@ -27,7 +27,10 @@ FIXED = {
         "resolved_kl_gradient": "naive", "std_correction": 0, "generation_batch_size": 1024,
     },
     "online_rft": {"advantage_baseline": "none", "scale_rewards": "none", "beta": 0.0, "loss_type": "grpo"},
-    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0, "scale_rewards": "group"},
+    "dapo": {
+        "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0, "scale_rewards": "group",
+        "dynamic_sampling": True, "max_completion_length": 20480,
+    },
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
     "lite_ppo": {"loss_type": "dapo", "scale_rewards": "batch", "advantage_baseline": "mean"},
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 1.0]},

@@ -104,6 +104,30 @@ def config(tmp_path, **options):
             {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
             "`kl_estimator` 'k1' with `kl_placement` 'loss' and `kl_gradient` 'naive' has an expected gradient of",
         ),
+        (
+            {"dynamic_sampling_max_rounds": 2},
+            "`dynamic_sampling_max_rounds` is 2, which does nothing without `dynamic_sampling`",
+        ),
+        (
+            {"dynamic_sampling": True, "dynamic_sampling_max_rounds": 0},
+            "`dynamic_sampling_max_rounds` is 0, but must be a whole number, 1 or more",
+        ),
+        (
+            {"dynamic_sampling": True, "advantage_baseline": "batch"},
+            "`dynamic_sampling` is True, but with `advantage_baseline` 'batch' all-same groups train, too",
+        ),
+        (
+            {"dynamic_sampling": True, "scale_rewards": "batch"},
+            "`dynamic_sampling` is True, but with `scale_rewards` 'batch' groups of several batches",
+        ),
+        (
+            {"dynamic_sampling": True, "beta": 0.1, "kl_estimator": "exact"},
+            "`dynamic_sampling` is True, but with `kl_estimator` 'exact' groups may wait",
+        ),
+        (
+            {"dynamic_sampling": True, "beta": 0.1, "sync_ref_model": True},
+            "`dynamic_sampling` is True, but with `sync_ref_model` True groups may wait",
+        ),
         ({"kl_credit": "sequence"}, "`kl_credit` is 'sequence', which does nothing with kl_placement='loss'"),
         ({"kl_credit": "token"}, "`kl_credit` is 'token', but must be one of 'suffix', 'sequence'"),
         ({"beta": 0.1, "kl_target": 0.1}, "`kl_target` is 0.1 and `kl_horizon` is None, but one needs the other"),
@@ -126,6 +150,13 @@ def config(tmp_path, **options):
 def test_what_cannot_work_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         config(tmp_path, **options)
+
+
+def test_dynamic_sampling_wants_whole_groups_on_each_process(tmp_path):
+    args = config(tmp_path, dynamic_sampling=True)
+    args.per_device_train_batch_size = args.num_generations // 2  # as with two processes, which TRL allows
+    with pytest.raises(ValueError, match="completions that a process samples at once are not made of whole groups"):
+        args.__class__._check_dynamic_sampling(args)
 
 
 @pytest.mark.parametrize(

@@ -572,3 +572,21 @@ def test_a_reward_model_of_adapters(tmp_path, tokenizer):
     again = make_iterative_trainer(tmp_path, tokenizer, trainer_options={"reward_model": loaded}, **options)
     again.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
     assert_equal_weights(trainer.reward_model.model, again.reward_model.model)
+
+
+def test_dynamic_sampling_keeps_all_that_it_sampled_and_carries_nothing_over_a_reward_update(tmp_path, tokenizer):
+    trainer = make_iterative_trainer(tmp_path, tokenizer, dynamic_sampling=True, zero_advantage_tolerance=1.5)
+    surplus_at_ends = []
+
+    class AtStepEnd(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            surplus_at_ends.append((state.global_step, len(trainer._surplus)))
+
+    trainer.add_callback(AtStepEnd())
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "dynamic_sampling/rounds" in row]
+    assert sum(row["dynamic_sampling/rounds"] for row in rows) > 0
+    files = trainer.rollouts.files()
+    assert len(files) == len(rows) + sum(row["dynamic_sampling/rounds"] for row in rows)
+    per_iteration = trainer.args.steps_per_rl_iteration
+    assert all(count == 0 for step, count in surplus_at_ends if step % per_iteration == 0)

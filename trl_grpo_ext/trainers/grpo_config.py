@@ -86,6 +86,13 @@ class GRPOExtConfig(GRPOConfig):
             with the logged `kl` after every optimizer step, and survives a resume. `beta` is the first coefficient.
         kl_horizon (`float`, *optional*):
             Number of completions over which `beta` changes by up to 20 %. Needed with `kl_target`.
+        dynamic_sampling (`bool`, *optional*, defaults to `False`):
+            Whether groups whose advantages are all 0 are replaced by groups of further prompts, drawn from the
+            training data in an order of their own (DAPO, arXiv:2503.14476, 3.2). What is sampled in excess is trained
+            on in the next batch, with the ratio to the policy that sampled it. Metrics of rewards are those of all
+            that was sampled.
+        dynamic_sampling_max_rounds (`int`, *optional*, defaults to `4`):
+            How often a batch is refilled at most; then it is trained on as it is.
         skip_zero_advantage (`bool`, *optional*, defaults to `True`):
             Whether completions of advantage 0, which without KL have no gradient, have no backward pass. Denominators
             and metrics stay those of all.
@@ -191,6 +198,13 @@ class GRPOExtConfig(GRPOConfig):
     kl_horizon: float | None = field(
         default=None, metadata={"help": "Number of completions over which `beta` changes by up to a fifth."}
     )
+    dynamic_sampling: bool = field(
+        default=False,
+        metadata={"help": "Whether groups of equal rewards are replaced by groups of further prompts, as in DAPO."},
+    )
+    dynamic_sampling_max_rounds: int = field(
+        default=4, metadata={"help": "How often a batch is refilled at most by `dynamic_sampling`."}
+    )
     skip_zero_advantage: bool = field(
         default=True, metadata={"help": "Whether completions of advantage 0 without KL have no backward pass."}
     )
@@ -217,6 +231,7 @@ class GRPOExtConfig(GRPOConfig):
             )
         if self.live_group_denominator:
             self._check_live_group_denominator()
+        self._check_dynamic_sampling()
 
     @property
     def differs_from_trl(self) -> bool:
@@ -243,7 +258,8 @@ class GRPOExtConfig(GRPOConfig):
         options = (self.std_correction, self.std_eps, self.zero_advantage_tolerance, self.advantage_baseline)
         is_changed = options != (1, 1e-4, 1e-6, "mean")
         # TRL's own advantages of an all-same group are rounding noise, by which it would count as live.
-        return is_changed or self.process_filter_keep is not None or self.live_group_denominator
+        needs_exact_zeros = self.live_group_denominator or self.dynamic_sampling
+        return is_changed or self.process_filter_keep is not None or needs_exact_zeros
 
     @property
     def changes_kl(self) -> bool:
@@ -267,6 +283,7 @@ class GRPOExtConfig(GRPOConfig):
         for name in (
             "step_separator_is_regex",
             "live_group_denominator",
+            "dynamic_sampling",
             "log_gradient_coefficient",
             "skip_zero_advantage",
             "efficient_microbatches",
@@ -327,7 +344,7 @@ class GRPOExtConfig(GRPOConfig):
                 f"`multi_objective_aggregation` is {self.multi_objective_aggregation!r}, which normalizes outcome "
                 "rewards by TRL's constants; use 'sum_then_normalize' with supervision='process', and wherever "
                 "`advantage_baseline`, `std_correction`, `std_eps`, `zero_advantage_tolerance`, `process_filter_keep` "
-                "or `live_group_denominator` is changed."
+                "`live_group_denominator` or `dynamic_sampling` is changed."
             )
 
     def _check_live_group_denominator(self):
@@ -348,6 +365,41 @@ class GRPOExtConfig(GRPOConfig):
                 f"of whole generation batches of {window}; make one of `gradient_accumulation_steps` and "
                 "`steps_per_generation` a multiple of the other."
             )
+
+    def _check_dynamic_sampling(self):
+        rounds = self.dynamic_sampling_max_rounds
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+            raise ValueError(f"`dynamic_sampling_max_rounds` is {rounds!r}, but must be a whole number, 1 or more.")
+        if not self.dynamic_sampling:
+            if rounds != 4:
+                raise ValueError(
+                    f"`dynamic_sampling_max_rounds` is {rounds}, which does nothing without `dynamic_sampling`; set "
+                    "it, or leave it out."
+                )
+            return
+        completions = self.per_device_train_batch_size * self.steps_per_generation
+        if completions % self.num_generations != 0:
+            raise ValueError(
+                f"`dynamic_sampling` is True, but the {completions} completions that a process samples at once are "
+                f"not made of whole groups of {self.num_generations}; make `per_device_train_batch_size` times "
+                "`steps_per_generation` a multiple of `num_generations`."
+            )
+        needs_other_values = {
+            "advantage_baseline": (self.advantage_baseline in GROUP_BASELINES, "all-same groups train, too", "'mean'"),
+            "scale_rewards": (
+                self.scale_rewards != "batch",
+                "groups of several batches have another scale",
+                "'group'",
+            ),
+            "kl_estimator": (self.kl_estimator != "exact", "groups may wait, and hidden states are not kept", "'k3'"),
+            "sync_ref_model": (not self.sync_ref_model, "groups may wait until the reference has moved", "False"),
+        }
+        for name, (is_possible, reason, way_out) in needs_other_values.items():
+            if not is_possible:
+                raise ValueError(
+                    f"`dynamic_sampling` is True, but with `{name}` {getattr(self, name)!r} {reason}; use {way_out}, "
+                    "or leave it out."
+                )
 
     def _check_token_advantages(self):
         cause = "supervision='process'" if self.supervision == "process" else f"kl_placement={self.kl_placement!r}"

@@ -14,12 +14,13 @@ from ..objective.loss import live_group_scale
 from ..objective.step_credit import spread_over_tokens
 from ..prm.process_reward_model import ProcessRewardModel
 from ..steps import SeparatorSplitter, Steps, TextSplitter, filler_share
+from .dynamic_sampling import DynamicSampling
 from .grpo_config import GRPOExtConfig
-from .loss_options import LossOptions, own_tokens
+from .loss_options import own_tokens
 from .step_scoring import StepRewardFunc, StepScorer, as_list
 
 
-class GRPOExtTrainer(LossOptions):
+class GRPOExtTrainer(DynamicSampling):
     r"""
     [`~trl.GRPOTrainer`] with the process supervision of DeepSeekMath (arXiv:2402.03300, 4.1.3) and every variant of
     its objective that [`GRPOExtConfig`] names.

@@ -129,15 +129,23 @@ class GRPOSeams(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         is_split = self.pools_generation_batches and len(self._generation_batches) > 1
         if not is_split or self.mode == "eval":
-            return self.pool_batches([self._generate_and_score(inputs)])[0]
+            return self.pool_batches([self.sample_batch(inputs)])[0]
         if not self._generated:
             # All at once, so that the denominators of the step are known from its first loss on
-            self._generated = self.pool_batches(
-                [self._generate_and_score(batch) for batch in self._generation_batches]
-            )
+            self._generated = self.pool_batches([self.sample_batch(batch) for batch in self._generation_batches])
         return self._generated.pop(0)
 
-    def _generate_and_score(self, inputs):
+    def sample_batch(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """
+        Sample and score completions.
+
+        Args:
+            inputs (`list[dict]` of length B):
+                Rows of the data set, each once for each of its completions on this process.
+
+        Returns:
+            `dict`: TRL's generation batch, with the advantages of [`batch_advantages`].
+        """
         batch = super()._generate_and_score_completions(inputs)
         if self.needs_hidden_states:
             # The reference's forward pass is the last one that TRL makes here.
@@ -266,6 +274,17 @@ class GRPOSeams(GRPOTrainer):
             `list[list[int]]`: the ids of one continuation each.
         """
         return self._generate_single_turn(prefixes, None, {}, num_generations=1)[0]
+
+    @torch.no_grad()
+    def completion_logps(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Log probabilities (B, T) of the completions of a generation batch under the policy as it is."""
+        input_ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        attention_mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        rows = self.args.per_device_train_batch_size
+        length = batch["completion_ids"].shape[1]
+        return self._get_per_token_logps_and_entropies(self.model, input_ids, attention_mask, length, batch_size=rows)[
+            0
+        ]
 
     @property
     def text_tokenizer(self):

@@ -1,0 +1,70 @@
+"""Run by two gloo processes: one of them lacks groups that teach something, and both refill alike."""
+
+import json
+import sys
+from pathlib import Path
+
+from accelerate import PartialState
+
+from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
+from ..trainers.helpers import length_reward, make_trainer
+
+
+def equal_on_the_second_process_at_first(completion_ids, trainer_state, **kwargs):
+    """On the second process all groups of the first batch of each step are equal, and half of the later ones."""
+    calls = equal_on_the_second_process_at_first.calls
+    calls.append(trainer_state.global_step)
+    number = calls.count(trainer_state.global_step)
+    rewards = length_reward(completion_ids)
+    if PartialState().process_index == 0:
+        return [reward + row % 4 for row, reward in enumerate(rewards)]
+    return [(reward + row % 4) * (number > 1 and row // 4 % 2) for row, reward in enumerate(rewards)]
+
+
+equal_on_the_second_process_at_first.calls = []
+
+
+def main(folder: Path) -> None:
+    state = PartialState(cpu=True)
+    assert state.num_processes == 2
+    if state.is_main_process:
+        save_tiny_model(folder / "model")
+    state.wait_for_everyone()
+    trainer = make_trainer(
+        folder / "output",
+        str(folder / "model"),
+        prompt_dataset(40),
+        tiny_tokenizer(),
+        reward_funcs=equal_on_the_second_process_at_first,
+        dynamic_sampling=True,
+        per_device_train_batch_size=16,
+        max_steps=3,
+        save_strategy="steps",
+        save_steps=3,
+    )
+    seen = []
+    sample_batch = trainer.sample_batch
+
+    def record(inputs):
+        batch = sample_batch(inputs)
+        rows = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+        live = batch["advantages"].view(-1, 4).abs().sum(1) > 0
+        seen.append(
+            {
+                "prompts": [trainer.text_tokenizer.decode(ids[mask.bool()]) for ids, mask in rows],
+                "live": live.tolist(),
+                "tokens": int(batch["completion_mask"].sum()),
+                "num_items": int(batch["num_items_in_batch"]),
+            }
+        )
+        return batch
+
+    trainer.sample_batch = record
+    trainer.train()
+    checksum = sum(parameter.double().abs().sum().item() for parameter in trainer.model.parameters())
+    result = {"batches": seen, "checksum": checksum, "log": trainer.state.log_history}
+    (folder / f"process_{state.process_index}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
