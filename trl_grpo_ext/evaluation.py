@@ -124,7 +124,8 @@ def evaluate_policy(
     """
     Evaluate a policy by greedy decoding and by sampling.
 
-    Problems are shared out among the processes; all of them return the same result.
+    Problems are shared out among the processes; all of them return the same result. Each makes as many batches, for
+    those of a sharded model wait on each other.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
@@ -155,9 +156,12 @@ def evaluate_policy(
     sampling = sampling_config(model, tokenizer, max_new_tokens, temperature)
     with in_eval_mode(model), torch.random.fork_rng(), state.split_between_processes(problems) as local_problems:
         torch.manual_seed(seed + state.process_index)
-        greedy_answers = answer_problems(model, tokenizer, local_problems, greedy, 1, batch_size)
-        sampled_answers = answer_problems(model, tokenizer, local_problems, sampling, num_samples, batch_size)
-    greedy_answers, sampled_answers = gather_object(greedy_answers), gather_object(sampled_answers)
+        share = -(-len(problems) // state.num_processes)
+        filled = local_problems + problems[:1] * (share - len(local_problems))
+        greedy_answers = answer_problems(model, tokenizer, filled, greedy, 1, batch_size)[: len(local_problems)]
+        sampled_answers = answer_problems(model, tokenizer, filled, sampling, num_samples, batch_size)
+    greedy_answers = gather_object(greedy_answers)
+    sampled_answers = gather_object(sampled_answers[: len(local_problems)])
     correct = torch.tensor([answers.correct for answers in sampled_answers])
     return {
         "greedy": torch.tensor([answers.correct for answers in greedy_answers]).float().mean().item(),

@@ -1,8 +1,11 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from transformers.integrations import deepspeed as deepspeed_integration
 from trl.trainer.utils import get_config_model_id
 
 from .choices import check_at_least_one
@@ -47,6 +50,22 @@ class Scorer:
         """Move the model to a device, unless it is quantized or spread over several."""
         if not getattr(self.model, "is_quantized", False) and not hasattr(self.model, "hf_device_map"):
             self.model.to(device)
+
+
+@contextmanager
+def loaded_whole() -> Iterator[None]:
+    """
+    Within it transformers loads a model whole, also while a run with ZeRO-3 has it shard all that it loads.
+
+    A sharded model would need DeepSpeed's engine around it and as many forward passes on each process; scorers make as
+    many as their own completions need.
+    """
+    config = deepspeed_integration._hf_deepspeed_config_weak_ref
+    deepspeed_integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed_integration._hf_deepspeed_config_weak_ref = config
 
 
 def no_such_model(name_or_path: str, error: Exception) -> ValueError:

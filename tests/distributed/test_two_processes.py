@@ -13,11 +13,13 @@ from .prm_two_processes import trained_weights
 
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
-def launch(*arguments, cwd=ROOT):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def launch(*arguments, cwd=ROOT, launcher=TORCHRUN):
+    command = [sys.executable, "-m", *launcher, *arguments]
+    environment = {**os.environ, **ON_CPU, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout

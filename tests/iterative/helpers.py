@@ -49,15 +49,13 @@ def make_iterative_trainer(folder, tokenizer, reward_update="outcome", trainer_o
         **options,
     }
     trainer_options = dict(trainer_options or {})
+    make_reward_model = tiny_outcome_model
     if settings.get("supervision") == "process" or reward_update == "process":
         settings["supervision"] = "process"
-        trainer_options = {
-            "reward_model": tiny_process_model(tokenizer),
-            "step_splitter": cut_every_four,
-            **trainer_options,
-        }
+        trainer_options.setdefault("step_splitter", cut_every_four)
+        make_reward_model = tiny_process_model
     if "reward_model" not in trainer_options:
-        trainer_options["reward_model"] = tiny_outcome_model(tokenizer)
+        trainer_options["reward_model"] = make_reward_model(tokenizer)
     model = trainer_options.pop("model", None) or save_tiny_model(folder / "model")
     return IterativeGRPOTrainer(
         model,

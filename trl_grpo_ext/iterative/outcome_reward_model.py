@@ -9,7 +9,7 @@ from transformers.utils import find_adapter_config_file
 
 from ..batching import in_eval_mode, map_by_length, pad_right
 from ..rewards.answer import completion_text
-from ..scorer import Scorer, no_such_model
+from ..scorer import Scorer, loaded_whole, no_such_model
 
 
 class OutcomeRewardModel(Scorer):
@@ -52,7 +52,8 @@ class OutcomeRewardModel(Scorer):
     ):
         super().__init__(model, tokenizer, batch_size, max_length)
         is_name = isinstance(model, (str, Path))
-        self.model = load_scorer(self.name_or_path, model_init_kwargs or {}) if is_name else model
+        with loaded_whole():
+            self.model = load_scorer(self.name_or_path, model_init_kwargs or {}) if is_name else model
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"`model` has {self.model.config.num_labels} classes, but a reward model gives one score; load it "

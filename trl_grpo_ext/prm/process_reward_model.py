@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 from ..batching import in_eval_mode, map_by_length, pad_right
 from ..choices import unknown_choice
 from ..rewards.answer import completion_text
-from ..scorer import Scorer, no_such_model
+from ..scorer import Scorer, loaded_whole, no_such_model
 from ..steps import SeparatorSplitter, TextSplitter
 from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format
 
@@ -91,7 +91,8 @@ class ProcessRewardModel(Scorer):
         try:
             settings = read_settings(name)
             self.format = resolve_format(prm_format, settings, name, None if loaded is None else loaded.config)
-            self.model = self.format.load(name, **(model_init_kwargs or {})) if loaded is None else loaded
+            with loaded_whole():
+                self.model = self.format.load(name, **(model_init_kwargs or {})) if loaded is None else loaded
             self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
         except (OSError, HFValidationError) as error:
             raise no_such_model(name, error) from error

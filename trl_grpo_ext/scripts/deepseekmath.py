@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.models import unwrap_model_for_generation
 from trl.rewards import get_cosine_scaled_reward, get_soft_overlong_punishment, think_format_reward
 
 from ..callbacks import PANELS, CompactProgressCallback, Panels, plot_training
@@ -365,16 +366,20 @@ def evaluate(
         return None
     num_samples = script_args.num_eval_samples
     trainer.accelerator.print(f"Evaluating on {len(dataset)} held-out problems, greedily and by {num_samples} samples")
-    return evaluate_policy(
-        trainer.accelerator.unwrap_model(trainer.model),
-        trainer.text_tokenizer,
-        dataset,
-        num_samples=num_samples,
-        temperature=trainer.args.temperature,
-        max_new_tokens=trainer.args.max_completion_length,
-        batch_size=trainer.args.per_device_eval_batch_size,
-        seed=trainer.args.seed,
-    )
+    checkpointing = trainer.args.gradient_checkpointing_kwargs
+    with unwrap_model_for_generation(
+        trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=checkpointing
+    ) as policy:  # whole, also with ZeRO-3
+        return evaluate_policy(
+            policy,
+            trainer.text_tokenizer,
+            dataset,
+            num_samples=num_samples,
+            temperature=trainer.args.temperature,
+            max_new_tokens=trainer.args.max_completion_length,
+            batch_size=trainer.args.per_device_eval_batch_size,
+            seed=trainer.args.seed,
+        )
 
 
 def report(results: dict, log_history: list[dict], output_dir: Path, panels: Panels) -> None:
