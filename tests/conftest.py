@@ -20,6 +20,12 @@ torch.set_num_threads(1)
 gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Also in jobs that would take all cores."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return tiny_tokenizer()

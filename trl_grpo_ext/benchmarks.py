@@ -37,13 +37,6 @@ BENCHMARKS = {
 }
 
 
-class Completion(NamedTuple):
-    """A completion, and whether it was cut off at the longest length."""
-
-    text: str
-    is_truncated: bool
-
-
 class Judged(NamedTuple):
     """Whether a completion is right, and what it counts as in a vote, `None` where it has no answer."""
 

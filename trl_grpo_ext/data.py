@@ -22,7 +22,16 @@ ANSWER_COLUMNS = ("solution", "answer_number", "golden", "answer")
 FILE_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 NAMED_ROWS = 10  # of those that a warning is about
 # What TRL passes to every reward function besides the columns of the data set.
-PROVIDED_ARGUMENTS = {"prompts", "completions", "completion_ids", "steps", "trainer_state", "log_extra", "log_metric"}
+PROVIDED_ARGUMENTS = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "steps",
+    "step_ends",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+}
 
 
 def load_prompt_dataset(name: str, config: str | None = None) -> DatasetDict:

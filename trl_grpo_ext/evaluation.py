@@ -7,7 +7,7 @@ possible or only more frequent.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 
@@ -19,8 +19,12 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from trl.data_utils import maybe_apply_chat_template
 
 from .batching import batched, in_eval_mode
+from .generation import generate_texts, generation_config, sampling_config
 from .rewards.answer import as_number, check_answer
 from .rewards.extraction import final_answer, gold_answer
+
+
+DRAWS_AT_ONCE = 500  # of thousands of problems each
 
 
 def pass_at_k(correct: torch.Tensor, k: int) -> torch.Tensor:
@@ -102,11 +106,11 @@ def bootstrap_interval(values: torch.Tensor, num_resamples: int = 10_000, seed: 
         `tuple[float, float]`: the 2.5th and the 97.5th percentile (Efron & Tibshirani, 1993, chapter 13).
     """
     generator = torch.Generator().manual_seed(seed)
-    means = [
-        values.float()[torch.randint(len(values), (len(values),), generator=generator)].mean()
-        for _ in range(num_resamples)
-    ]
-    low, high = torch.stack(means).quantile(torch.tensor([0.025, 0.975])).tolist()
+    means = []
+    for draws in batched(list(range(num_resamples)), DRAWS_AT_ONCE):
+        drawn = torch.randint(len(values), (len(draws), len(values)), generator=generator)
+        means.append(values.float()[drawn].mean(1))
+    low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975])).tolist()
     return low, high
 
 
@@ -201,50 +205,3 @@ def vote(answer: str | None) -> str | None:
     """What an answer is counted as in a majority vote: numbers by their value, however they are written."""
     value = as_number(answer) if answer is not None else None
     return answer if value is None else str(value)
-
-
-def generation_config(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, **options
-) -> GenerationConfig:
-    """How to generate with this model, padded so that any tokenizer will do."""
-    eos_token_id = model.generation_config.eos_token_id or tokenizer.eos_token_id
-    pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return GenerationConfig(
-        max_new_tokens=max_new_tokens, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options
-    )
-
-
-def sampling_config(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, temperature: float
-) -> GenerationConfig:
-    """How to sample from the whole distribution at a temperature."""
-    options = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    return generation_config(model, tokenizer, max_new_tokens, **options)
-
-
-def generate_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
-    config: GenerationConfig,
-    batch_size: int,
-) -> Iterator[str]:
-    """Yield a completion's text a prompt."""
-    for batch in batched(prompts, batch_size):
-        ids = tokenizer(batch, add_special_tokens=False)["input_ids"]
-        yield from tokenizer.batch_decode(continue_ids(model, ids, config), skip_special_tokens=True)
-
-
-@torch.no_grad()
-def continue_ids(model: PreTrainedModel, prefixes: list[list[int]], config: GenerationConfig) -> list[list[int]]:
-    """Continue ids, in one batch; what follows an end is padding."""
-    longest = max(map(len, prefixes))
-    gaps = [longest - len(prefix) for prefix in prefixes]
-    ids = [[config.pad_token_id] * gap + prefix for gap, prefix in zip(gaps, prefixes, strict=True)]
-    mask = [[0] * gap + [1] * len(prefix) for gap, prefix in zip(gaps, prefixes, strict=True)]
-    outputs = model.generate(
-        input_ids=torch.tensor(ids, device=model.device),
-        attention_mask=torch.tensor(mask, device=model.device),
-        generation_config=config,
-    )
-    return outputs[:, longest:].tolist()

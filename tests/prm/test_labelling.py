@@ -5,7 +5,8 @@ import torch
 from datasets import load_dataset
 
 from trl_grpo_ext.files import PartStore
-from trl_grpo_ext.prm.labelling import Solution, StepLabeller, model_sampler
+from trl_grpo_ext.generation import model_sampler
+from trl_grpo_ext.prm.labelling import Solution, StepLabeller
 from trl_grpo_ext.scripts import label_steps
 from trl_grpo_ext.steps import SeparatorSplitter, cut_into_steps
 from trl_grpo_ext.tasks import EMBEDDED_POLICY, make_dataset, working_reward

@@ -137,6 +137,21 @@ def test_a_real_recipe_with_model_data_and_config(tmp_path, gsm8k_file):
     assert json.loads((tmp_path / "output" / "results.json").read_text())["before"] is None
 
 
+def test_rewards_of_form_and_length_are_there_by_name(tmp_path):
+    step_rewards = ["working_reward", "step_overlong_punishment"]
+    rewards = ["answer_reward", "format_reward", "soft_overlong_punishment", "cosine_scaled_reward"]
+    deepseekmath.run(
+        [*SMALL, "--config", str(deepseekmath.DEFAULT_CONFIG), "--reward_funcs", *rewards,
+         "--step_reward_funcs", *step_rewards, "--max_completion_length", "64", "--soft_punish_cache", "60",
+         "--output_dir", str(tmp_path)]
+    )  # fmt: skip
+    history = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())["log_history"]
+    assert history[0]["rewards/format_reward/mean"] > 0
+    assert history[0]["rewards/soft_overlong_punishment_reward/mean"] < 0
+    assert history[0]["step_rewards/step_overlong_punishment/mean"] < 0
+    assert 0 <= history[0]["answer/unparsed"] < 1
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -149,6 +164,7 @@ class TestBadInput:
             (["--step_reward_funcs", "math.pi"], r"There is no reward function 'math.pi': it is 3.14"),
             (["--resume_from_checkpoint", "true"], r"`resume_from_checkpoint` is 'true', but there is no such"),
             (["--num_eval_samples", "0"], r"`num_eval_samples` is 0, but must be 1 or more"),
+            (["--soft_punish_cache", "999"], r"`soft_punish_cache` is 999, but must be at most `max_completion_len"),
             (["--num_train_problems", "0"], r"`num_train_problems` is 0, but must be 1 or more"),
         ],
     )

@@ -4,10 +4,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from datasets import load_dataset
+from transformers import AutoTokenizer
+from trl import ModelConfig
 
-from tests.tiny import save_tiny_model
 from trl_grpo_ext.files import PartStore
-from trl_grpo_ext.scripts import evaluate
+from trl_grpo_ext.generation import load_vllm
+from trl_grpo_ext.scripts import evaluate, label_steps
+from trl_grpo_ext.tasks import EMBEDDED_POLICY
+
+from ..tiny import save_tiny_model
 
 
 SMALL = ["--num_problems", "6", "--num_samples", "4", "--problems_per_part", "2", "--max_new_tokens", "48"]
@@ -81,24 +86,51 @@ def test_local_files_are_benchmarks_too(tmp_path):
 
 
 def test_vllm_generates_where_it_is_asked_to(tmp_path, monkeypatch):
+    asked = fake_vllm(monkeypatch, text=r"\boxed{1}")
+    evaluate.run([*SMALL, "--backend", "vllm", "--max_new_tokens", "5", "--output_dir", str(tmp_path)])
+    assert [(params.temperature, params.max_tokens, count) for params, count in asked[:2]] == [
+        (0.0, 5, 2),
+        (0.7, 5, 8),
+    ]
+    (metrics,) = json.loads((tmp_path / "results.json").read_text())["results"].values()
+    assert metrics["word_problems"]["truncated"] == 1.0
+    assert metrics["word_problems"]["unparsed"] == 0.0
+
+
+def test_vllm_labels_where_it_is_asked_to(tmp_path, monkeypatch):
+    asked = fake_vllm(monkeypatch, text=r"\boxed{1}")
+    label_steps.run(
+        ["--num_problems", "2", "--num_solutions", "1", "--backend", "vllm", "--output_dir", str(tmp_path)]
+    )
+    assert [(params.temperature, params.max_tokens, count) for params, count in asked] == [(1.0, 64, 2)]
+    assert load_dataset(str(tmp_path), split="train")["labels"] == [[0.0], [0.0]]
+
+
+def test_vllm_refuses_an_adapter(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is an adapter; merge it into its base model first"):
+        load_vllm(str(tmp_path / "adapter"), ModelConfig(), seed=0)
+
+
+def fake_vllm(monkeypatch, text):
+    """A vLLM that always writes this text; returns the list of what it is asked, with the number of prompts."""
     asked = []
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_POLICY)
 
     class LLM:
         def __init__(self, **kwargs):
-            self.model = kwargs["model"]
+            assert kwargs["model"] == str(EMBEDDED_POLICY)
 
         def generate(self, prompts, params, use_tqdm):
-            asked.append(params)
-            output = SimpleNamespace(text=r"\boxed{1}", finish_reason="length")
-            return [SimpleNamespace(outputs=[output] * params.n) for _ in prompts]
+            asked.append((params, len(prompts)))
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)]) for _ in prompts]
 
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = LLM, lambda **kwargs: SimpleNamespace(**kwargs)
     monkeypatch.setitem(sys.modules, "vllm", module)
-    evaluate.run([*SMALL, "--backend", "vllm", "--output_dir", str(tmp_path)])
-    assert {(params.n, params.temperature, params.max_tokens) for params in asked} == {(1, 0.0, 48), (4, 0.7, 48)}
-    (metrics,) = json.loads((tmp_path / "results.json").read_text())["results"].values()
-    assert metrics["word_problems"]["truncated"] == 1.0
+    return asked
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,7 @@ class TestWithoutInit:
         assert torch.equal(2 * batches[0], batches[1])
 
     def test_the_chain_of_classes(self):
-        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:5]] == [
-            "GRPOExtTrainer", LossOptions.__name__, EfficientForward.__name__, GRPOSeams.__name__, "GRPOTrainer",
+        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:6]] == [
+            "GRPOExtTrainer", "DynamicSampling", LossOptions.__name__, EfficientForward.__name__, GRPOSeams.__name__,
+            "GRPOTrainer",
         ]  # fmt: skip

@@ -384,6 +384,37 @@ class TestGradientCoefficient:
         assert_equal_weights(*models)
 
 
+class TestVLLMCorrection:
+    """What vLLM sampled with another policy than the one that is trained is weighted, at each token."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"beta": 0.04, "kl_estimator": "k1", "kl_placement": "reward"},
+            {"importance_sampling_level": "sequence_token"},
+            {"efficient_microbatches": False},
+        ],
+        ids=["plain", "KL in the reward", "GSPO-token", "all rows as they are"],
+    )
+    def test_weights_token_advantages(self, tmp_path, model_path, tokenizer, options):
+        trainer = make_trainer(
+            tmp_path, model_path, prompt_dataset(), tokenizer, **process_options(loss_type="grpo", **options)
+        )
+        batch = dict(generation_batch(trainer))
+        trainer.current_gradient_accumulation_steps = 1
+        trainer.use_vllm = trainer.vllm_importance_sampling_correction = True  # as where vLLM has sampled
+        mask = batch["completion_mask"]
+        torch.manual_seed(0)
+        batch["importance_sampling_ratio"] = torch.rand(mask.shape) * 2
+        _, gradient = gradient_of_loss(trainer, batch)
+        # Eq. 3 at ratio 1, by hand; the reference is still the policy, so that the KL in the reward is 0
+        weighted = completion_logps(trainer.model, batch) * batch["advantages"] * batch["importance_sampling_ratio"]
+        expected = weight_gradient(trainer.model, -((weighted * mask).sum(1) / mask.sum(1)).mean())
+        assert expected.abs().max() > 1e-3
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
+
+
 class TestLiveGroups:
     @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "sapo", "cispo"])
     def test_loss_is_that_of_the_live_groups_alone(self, tmp_path, model_path, tokenizer, loss_type):

@@ -5,21 +5,20 @@ From the ids of each prefix of a solution the policy writes continuations, and t
 made so estimate value, not correctness: a wrong step that the policy recovers from has a good label.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from ..batching import batched, in_eval_mode, map_by_length
+from ..batching import batched
 from ..choices import check_at_least_one, unknown_choice
-from ..evaluation import continue_ids, sampling_config
+from ..generation import Sampler
 from ..rewards.answer import check_answer
 from ..rewards.extraction import final_answer, gold_answer
 from ..steps import Steps
 
 
 MODES = ("soft", "hard", "first_error")
-Sampler = Callable[[list[list[int]]], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class StepLabeller:
 
     Args:
         sample (`Callable[[list[list[int]]], list[list[int]]]`):
-            Writes one continuation for each list of ids: [`model_sampler`], or
+            Writes one continuation for each list of ids: [`~trl_grpo_ext.generation.model_sampler`], or
             [`GRPOExtTrainer`]'s `sample_continuations`, by which the trainer's own generation, vLLM included, is used.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             Tokenizer of the ids.
@@ -148,36 +147,3 @@ def answers(text: str, gold: str) -> float:
 
 def is_right(solution: Solution) -> float:
     return answers("".join(solution.steps.texts), solution.gold)
-
-
-def model_sampler(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_new_tokens: int = 256,
-    temperature: float = 1.0,
-    batch_size: int = 64,
-) -> Sampler:
-    """
-    A sampler that continues ids with `model.generate`.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]), tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
-            The policy, or another completer.
-        max_new_tokens (`int`, *optional*, defaults to `256`):
-            Longest continuation.
-        temperature (`float`, *optional*, defaults to `1.0`):
-            Sampling temperature.
-        batch_size (`int`, *optional*, defaults to `64`):
-            Continuations written at once; prefixes of similar length go together.
-
-    Returns:
-        `Callable`, for [`StepLabeller`].
-    """
-    config = sampling_config(model, tokenizer, max_new_tokens, temperature)
-
-    def sample(prefixes: list[list[int]]) -> list[list[int]]:
-        with in_eval_mode(model):
-            return map_by_length(lambda batch: continue_ids(model, batch, config), prefixes, batch_size)
-
-    return sample

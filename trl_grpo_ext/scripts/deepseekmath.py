@@ -45,6 +45,7 @@ from ..data import (
 from ..evaluation import confidence_interval, evaluate_policy
 from ..prm import ProcessRewardModel
 from ..rewards import answer_reward, arithmetic_reward, format_reward
+from ..rewards.length import get_step_overlong_punishment
 from ..tasks import EMBEDDED_POLICY, make_dataset, make_sums_dataset, working_reward
 from ..trainers.grpo_config import GRPOExtConfig
 from ..trainers.grpo_trainer import GRPOExtTrainer
@@ -83,12 +84,13 @@ class DeepSeekMathArguments:
             `"soft_overlong_punishment"` (DAPO, arXiv:2503.14476, Eq. 13), `"cosine_scaled_reward"` (the answer, better
             the shorter it is right: arXiv:2502.03373, C.1), or dotted import paths.
         soft_punish_cache (`int`, *optional*):
-            Length of the interval, in tokens before `max_completion_length`, over which `"soft_overlong_punishment"`
-            grows from 0 to -1. By default a fifth of `max_completion_length`, as in DAPO.
+            Length of the interval, in tokens before `max_completion_length`, over which the overlong punishments
+            grow from 0 to -1. By default a fifth of `max_completion_length`, as in DAPO.
         step_reward_funcs (`list[str]`, *optional*):
             Step rewards of process supervision: `"working_reward"` (embedded tasks only), `"arithmetic_reward"`,
-            dotted import paths of functions, or process reward models (folders, or Hub ids with a slash). With
-            `supervision="outcome"` they are used by `process_filter_keep` only.
+            `"step_overlong_punishment"` (what each step adds to the soft overlong punishment), dotted import paths of
+            functions, or process reward models (folders, or Hub ids with a slash). With `supervision="outcome"` they
+            are used by `process_filter_keep` only.
         instruction (`str`, *optional*):
             Text to put after each question of a plain-text data set.
         num_train_problems (`int`, *optional*, defaults to `4000`):
@@ -193,8 +195,11 @@ def main(
     train_dataset, eval_dataset = load_datasets(script_args)
     if eval_dataset is None:
         training_args.eval_strategy = "no"
-    reward_funcs = import_reward_funcs(script_args, training_args.max_completion_length)
-    step_reward_funcs = import_functions(script_args.step_reward_funcs or [], STEP_REWARD_FUNCS)
+    of_length = length_rewards(script_args, training_args.max_completion_length)
+    reward_funcs = import_functions(script_args.reward_funcs, REWARD_FUNCS | of_length["completion"])
+    step_reward_funcs = import_functions(
+        script_args.step_reward_funcs or [], STEP_REWARD_FUNCS | of_length["step"], takes_models=True
+    )
     check_reward_columns(train_dataset, [*reward_funcs, *step_reward_funcs])
     if answer_reward in reward_funcs:
         warn_of_unparsed_solutions(train_dataset, script_args.dataset_train_split)
@@ -289,33 +294,34 @@ def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset 
     return train_dataset, eval_dataset.select(range(min(num_eval, len(eval_dataset))))
 
 
-def import_reward_funcs(script_args: DeepSeekMathArguments, max_completion_length: int) -> list[Callable]:
-    """The reward functions, those of TRL that depend on the longest completion made for this one."""
-    soft_punish_cache = script_args.soft_punish_cache
-    if soft_punish_cache is None:
-        soft_punish_cache = max_completion_length // 5
-    if soft_punish_cache > max_completion_length:
+def length_rewards(script_args: DeepSeekMathArguments, max_completion_length: int) -> dict[str, dict[str, Callable]]:
+    """Rewards of a completion's and of a step's length, which depend on the longest completion."""
+    cache = script_args.soft_punish_cache
+    cache = max_completion_length // 5 if cache is None else cache
+    if cache > max_completion_length:
         raise ValueError(
-            f"`soft_punish_cache` is {soft_punish_cache}, but must be at most `max_completion_length`, "
-            f"{max_completion_length}."
+            f"`soft_punish_cache` is {cache}, but must be at most `max_completion_length`, {max_completion_length}."
         )
-    registry = {
-        **REWARD_FUNCS,
-        "soft_overlong_punishment": get_soft_overlong_punishment(max_completion_length, soft_punish_cache),
-        "cosine_scaled_reward": get_cosine_scaled_reward(max_completion_length),
+    return {
+        "completion": {
+            "soft_overlong_punishment": get_soft_overlong_punishment(max_completion_length, cache),
+            "cosine_scaled_reward": get_cosine_scaled_reward(max_completion_length),
+        },
+        "step": {"step_overlong_punishment": get_step_overlong_punishment(max_completion_length, cache)},
     }
-    return import_functions(script_args.reward_funcs, registry)
 
 
-def import_functions(names: list[str] | str, registry: dict[str, Callable]) -> list[Callable]:
-    """The functions of these names in the registry, or at these dotted import paths."""
-    return [import_function(name, registry) for name in ([names] if isinstance(names, str) else names)]
+def import_functions(
+    names: list[str] | str, registry: dict[str, Callable], takes_models: bool = False
+) -> list[Callable]:
+    """The functions of these names in the registry, or at these dotted import paths, or process reward models."""
+    return [import_function(name, registry, takes_models) for name in ([names] if isinstance(names, str) else names)]
 
 
-def import_function(name: str, registry: dict[str, Callable]) -> Callable:
+def import_function(name: str, registry: dict[str, Callable], takes_models: bool = False) -> Callable:
     if name in registry:
         return registry[name]
-    if registry is STEP_REWARD_FUNCS and ("/" in name or Path(name).is_dir()):
+    if takes_models and ("/" in name or Path(name).is_dir()):
         return ProcessRewardModel(name)
     module_name, _, function_name = name.rpartition(".")
     sys.path.insert(0, os.getcwd())

@@ -28,15 +28,15 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
-from trl import ModelConfig, TrlParser, get_quantization_config, maybe_apply_chat_template
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
-from ..batching import batched, map_by_length
-from ..benchmarks import BENCHMARKS, Benchmark, Completion, summarize
+from ..batching import batched
+from ..benchmarks import BENCHMARKS, Benchmark, summarize
 from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions, warn_of_unparsed_solutions
-from ..evaluation import continue_ids, generation_config, sampling_config
 from ..files import PartStore, written_whole
+from ..generation import BACKENDS, Sampler, load_sampler
 from ..tasks import EMBEDDED_POLICY, make_dataset
 from .deepseekmath import share_of_cores
 
@@ -91,9 +91,7 @@ class EvaluateArguments:
     num_samples: int = field(default=64, metadata={"help": "Samples a problem, the largest K; 0 for greedy alone."})
     temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
     max_new_tokens: int = field(default=1024, metadata={"help": "Longest completion in tokens."})
-    backend: str = field(
-        default="transformers", metadata={"help": "What generates.", "choices": ["transformers", "vllm"]}
-    )
+    backend: str = field(default="transformers", metadata={"help": "What generates.", "choices": list(BACKENDS)})
     batch_size: int = field(default=256, metadata={"help": "Completions generated at once by a process."})
     problems_per_part: int = field(default=32, metadata={"help": "Problems written to disk together."})
     seed: int = field(default=0, metadata={"help": "Seed of the sampling."})
@@ -121,8 +119,6 @@ class EvaluateArguments:
             )
 
 
-# Completions of each prompt: `num_samples` at a temperature, or with temperature 0 the greedy one
-Generate = Callable[[list[str], int, float], list[list[Completion]]]
 # Of each model and benchmark the metrics
 Results = dict[str, dict[str, dict[str, Any]]]
 
@@ -144,7 +140,18 @@ def evaluate_model(name: str, script_args: EvaluateArguments, model_args: ModelC
     """Metrics of a model on each benchmark."""
     state = PartialState()
     tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision, padding_side="left")
-    loaded = cache(partial(LOADERS[script_args.backend], name, tokenizer, script_args, model_args))
+    loaded = cache(
+        partial(
+            load_sampler,
+            name,
+            tokenizer,
+            model_args,
+            script_args.backend,
+            max_new_tokens=script_args.max_new_tokens,
+            batch_size=script_args.batch_size,
+            seed=script_args.seed,
+        )
+    )
     metrics = {}
     for benchmark in script_args.benchmarks:
         problems = list(batched(load_problems(benchmark, script_args).to_list(), script_args.problems_per_part))
@@ -186,92 +193,35 @@ def make_store(name: str, benchmark: str, script_args: EvaluateArguments, model_
 
 
 def complete(
-    problems: list[dict], tokenizer: PreTrainedTokenizerBase, generate: Generate, script_args: EvaluateArguments
+    problems: list[dict],
+    tokenizer: PreTrainedTokenizerBase,
+    sampler: Callable[[float], Sampler],
+    script_args: EvaluateArguments,
 ) -> list[dict[str, Any]]:
     """Complete some problems, each process its share of them; all get all rows."""
-    rows = []
     with PartialState().split_between_processes(problems) as local_problems:
         prompts = [maybe_apply_chat_template({"prompt": p["prompt"]}, tokenizer)["prompt"] for p in local_problems]
-        greedy = generate(prompts, 1, 0.0)
-        samples = generate(prompts, script_args.num_samples, script_args.temperature)
-        for problem, prompt, (answer,), sampled in zip(local_problems, prompts, greedy, samples, strict=True):
-            rows.append(
-                {
-                    "prompt": prompt,
-                    "solution": problem["solution"],
-                    "greedy": answer.text,
-                    "greedy_is_truncated": answer.is_truncated,
-                    "samples": [sample.text for sample in sampled],
-                }
-            )
+        ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        greedy = sampler(0.0)(ids)
+        sampled = sampler(script_args.temperature)([row for row in ids for _ in range(script_args.num_samples)])
+        texts = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+        size = script_args.num_samples
+        rows = [
+            {
+                "prompt": prompt,
+                "solution": problem["solution"],
+                "greedy": tokenizer.decode(answer, skip_special_tokens=True),
+                "greedy_is_truncated": is_truncated(answer, tokenizer, script_args.max_new_tokens),
+                "samples": texts[index * size : (index + 1) * size],
+            }
+            for index, (problem, prompt, answer) in enumerate(zip(local_problems, prompts, greedy, strict=True))
+        ]
     return gather_object(rows)
 
 
-def load_transformers(
-    name: str, tokenizer: PreTrainedTokenizerBase, script_args: EvaluateArguments, model_args: ModelConfig
-) -> Generate:
-    """Load a model, or an adapter with its base model, to generate with transformers."""
-    quantization = get_quantization_config(model_args)
-    model = AutoModelForCausalLM.from_pretrained(
-        name,
-        revision=model_args.model_revision,
-        dtype=model_args.dtype,
-        attn_implementation=model_args.attn_implementation,
-        quantization_config=quantization,
-        device_map={"": PartialState().device},
-    ).eval()
-
-    def generate(prompts: list[str], num_samples: int, temperature: float) -> list[list[Completion]]:
-        ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts for _ in range(num_samples)]
-        longest = script_args.max_new_tokens
-        if temperature:
-            config = sampling_config(model, tokenizer, longest, temperature)
-        else:
-            config = generation_config(model, tokenizer, longest, do_sample=False)
-        written = map_by_length(lambda batch: continue_ids(model, batch, config), ids, script_args.batch_size)
-        texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-        ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id)
-        completions = [
-            Completion(text, len(row) == longest and not ends & set(row))
-            for text, row in zip(texts, written, strict=True)
-        ]
-        return list(batched(completions, num_samples)) if num_samples else [[] for _ in prompts]
-
-    return generate
-
-
-def load_vllm(
-    name: str, tokenizer: PreTrainedTokenizerBase, script_args: EvaluateArguments, model_args: ModelConfig
-) -> Generate:
-    """Load a model to generate with vLLM on all of the machine's GPUs."""
-    if PartialState().num_processes > 1:
-        raise ValueError("`backend` is 'vllm', which spreads one process over all GPUs; start a single process.")
-    if Path(name, "adapter_config.json").exists():
-        raise ValueError(f"`backend` is 'vllm', but '{name}' is an adapter; merge it into its base model first.")
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
-        model=name,
-        revision=model_args.model_revision,
-        dtype=model_args.dtype or "auto",
-        seed=script_args.seed,
-        tensor_parallel_size=max(torch.cuda.device_count(), 1),
-    )
-
-    def generate(prompts: list[str], num_samples: int, temperature: float) -> list[list[Completion]]:
-        if not num_samples:
-            return [[] for _ in prompts]
-        params = SamplingParams(n=num_samples, temperature=temperature, max_tokens=script_args.max_new_tokens)
-        ids = [{"prompt_token_ids": tokenizer.encode(prompt, add_special_tokens=False)} for prompt in prompts]
-        return [
-            [Completion(output.text, output.finish_reason == "length") for output in request.outputs]
-            for request in llm.generate(ids, params, use_tqdm=False)
-        ]
-
-    return generate
-
-
-LOADERS = {"transformers": load_transformers, "vllm": load_vllm}
+def is_truncated(ids: list[int], tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> bool:
+    """Whether a completion is as long as may be and has no end."""
+    return len(ids) == max_new_tokens and not set(ids) & set(tokenizer.all_special_ids)
 
 
 def report(results: Results, script_args: EvaluateArguments) -> None:

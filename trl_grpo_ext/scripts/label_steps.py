@@ -14,13 +14,14 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..files import PartStore
-from ..prm.labelling import MODES, Sampler, Solution, StepLabeller, model_sampler
+from ..generation import BACKENDS, Sampler, load_sampler
+from ..prm.labelling import MODES, Solution, StepLabeller
 from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps, from_command_line
 from ..tasks import EMBEDDED_POLICY, make_dataset
 from .deepseekmath import share_of_cores
@@ -54,6 +55,8 @@ class LabelStepsArguments:
             Longest solution and longest continuation, in tokens.
         batch_size (`int`, *optional*, defaults to `512`):
             Sequences sampled at once.
+        backend (`str`, *optional*, defaults to `"transformers"`):
+            `"transformers"`, or `"vllm"`, on all of the machine's GPUs.
         problems_per_part (`int`, *optional*, defaults to `32`):
             Questions whose labels are written to disk together.
         seed (`int`, *optional*, defaults to `42`):
@@ -73,6 +76,7 @@ class LabelStepsArguments:
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature."})
     max_new_tokens: int = field(default=64, metadata={"help": "Longest solution and continuation, in tokens."})
     batch_size: int = field(default=512, metadata={"help": "Sequences sampled at once."})
+    backend: str = field(default="transformers", metadata={"help": "What samples.", "choices": list(BACKENDS)})
     problems_per_part: int = field(default=32, metadata={"help": "Questions written to disk together."})
     seed: int = field(default=42, metadata={"help": "Seed of questions and sampling."})
     output_dir: str = field(default="step-labels", metadata={"help": "Folder of the labels."})
@@ -99,16 +103,16 @@ def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
     store = PartStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
     problems = load_problems(script_args)
     tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype=model_args.dtype, device_map="auto" if torch.cuda.is_available() else None
-    )
-    sample = model_sampler(
-        model,
+    sampler = load_sampler(
+        name,
         tokenizer,
+        model_args,
+        script_args.backend,
         max_new_tokens=script_args.max_new_tokens,
-        temperature=script_args.temperature,
         batch_size=script_args.batch_size,
+        seed=script_args.seed,
     )
+    sample = sampler(script_args.temperature)
     labeller = StepLabeller(sample, tokenizer, script_args.num_continuations, script_args.mode)
     splitter = SeparatorSplitter(script_args.step_separator)
     size = script_args.problems_per_part

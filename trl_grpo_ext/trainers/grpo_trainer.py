@@ -59,8 +59,9 @@ class GRPOExtTrainer(DynamicSampling):
             id, folder or loaded. Functions are called as
             `f(prompts, completions, steps, completion_ids, **columns)` with the completions of this process, where
             `steps[i]` is the list of step texts of completion i. Each returns one list a completion with one float a
-            step, or `None` for a step it cannot score. Like reward functions they also receive `trainer_state`,
-            `log_extra` and `log_metric`. The scores of several functions are summed, weighted, leaving out `None`.
+            step, or `None` for a step it cannot score. They also receive `step_ends` (the indices of the steps' last
+            tokens) and, like reward functions, `trainer_state`, `log_extra` and `log_metric`. The scores of several
+            functions are summed, weighted, leaving out `None`.
         step_reward_weights (`list[float]`, *optional*):
             Weight of each function, 1 by default.
         step_splitter (`Callable[[str], list[str]]`, *optional*):

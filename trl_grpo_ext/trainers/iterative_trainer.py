@@ -228,7 +228,12 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
             labels = checked_scores(
                 "step_verifier",
                 self.step_verifier(
-                    prompts=prompts, completions=completions, steps=texts, completion_ids=completion_ids, **columns
+                    prompts=prompts,
+                    completions=completions,
+                    steps=texts,
+                    completion_ids=completion_ids,
+                    step_ends=[list(completion.ends) for completion in steps],
+                    **columns,
                 ),
                 steps,
             )

@@ -102,6 +102,7 @@ class StepScorer:
                 completions=completions,
                 steps=[list(completion.texts) for completion in steps],
                 completion_ids=completion_ids,
+                step_ends=[list(completion.ends) for completion in steps],
                 **columns,
             )
             rewards.append(pad_step_rewards(checked_scores(name, scores, steps)))
@@ -138,7 +139,7 @@ def check_step_reward_func(func: StepRewardFunc) -> None:
 
 
 def check_columns(columns: dict[str, Any]) -> None:
-    for name in ("prompts", "completions", "steps", "completion_ids"):
+    for name in ("prompts", "completions", "steps", "step_ends", "completion_ids"):
         if name in columns:
             raise ValueError(
                 f"The data set has a column {name!r}, which is also what step reward functions receive of the "
