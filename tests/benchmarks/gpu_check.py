@@ -69,7 +69,8 @@ def train(side: str, model: str, folder: Path, is_qlora: bool) -> tuple[float, f
     args = config_class(
         output_dir=str(folder), per_device_train_batch_size=ROWS, num_generations=8, max_completion_length=LONGEST,
         max_steps=STEPS + 1, beta=0.04, loss_type="dapo", bf16=ON_GPU, use_cpu=not ON_GPU,
-        gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, **options,
+        gradient_checkpointing=False, report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True,
+        **options,
     )  # fmt: skip
     extra = (
         {"quantization_config": nf4(), "peft_config": LoraConfig(r=16, target_modules="all-linear")}
