@@ -72,12 +72,14 @@ class RowGroup:
     start: int
     end: int
 
-    @property
-    def cost(self) -> int:
-        return len(self.rows) * (self.end - self.start) + PASS_TOKENS
 
-
-def length_groups(attention_mask: torch.Tensor, logits_to_keep: int, trims_left: bool, splits: bool) -> list[RowGroup]:
+def length_groups(
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    trims_left: bool,
+    splits: bool,
+    prompt_of: torch.Tensor | None = None,
+) -> list[RowGroup]:
     """
     Cut a batch into groups of rows of similar length, each without the columns that are padding in all of its rows.
 
@@ -90,10 +92,12 @@ def length_groups(attention_mask: torch.Tensor, logits_to_keep: int, trims_left:
             Whether columns on the left may go, which moves the positions of the tokens.
         splits (`bool`):
             Whether there may be more than one group.
+        prompt_of (`torch.Tensor` of shape (B,), *optional*):
+            Which prompt each row has, where it is computed once for all rows of a group that have it.
 
     Returns:
         `list[RowGroup]`: each row is in one group. Of the numbers of groups in [`NUM_GROUPS`] the one that computes
-        least, counting [`PASS_TOKENS`] for each group.
+        least, counting [`PASS_TOKENS`] for each pass.
     """
     is_token = attention_mask.bool()
     length = attention_mask.shape[1]
@@ -103,13 +107,25 @@ def length_groups(attention_mask: torch.Tensor, logits_to_keep: int, trims_left:
     if not trims_left:
         starts = torch.zeros_like(starts)
     starts, ends = torch.stack([starts, ends]).cpu()  # once, instead of waiting for the device at each group
-    order = (ends - starts).argsort(stable=True)
+    order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
+    prompts = None if prompt_of is None else prompt_of.cpu()
     plans = [
         [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in order.tensor_split(count)]
         for count in (NUM_GROUPS if splits else NUM_GROUPS[:1])
         if count <= len(order)
     ]
-    return min(plans, key=lambda groups: sum(group.cost for group in groups))
+    return min(plans, key=lambda groups: sum(cost_of(group, first_completion, prompts) for group in groups))
+
+
+def cost_of(group: RowGroup, first_completion: int, prompt_of: torch.Tensor | None) -> int:
+    """Tokens that a group's forward passes compute, and what the passes cost besides."""
+    num_rows = len(group.rows)
+    if prompt_of is None:
+        return num_rows * (group.end - group.start) + PASS_TOKENS
+    num_prompts = len(prompt_of[group.rows].unique())
+    if num_prompts == num_rows:
+        return num_rows * (group.end - group.start) + PASS_TOKENS
+    return num_prompts * (first_completion - group.start) + num_rows * (group.end - first_completion) + 2 * PASS_TOKENS
 
 
 def scatter_groups(parts: list[torch.Tensor], groups: list[RowGroup], length: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOConfig, GRPOTrainer
@@ -10,7 +11,7 @@ from trl_grpo_ext.batching import RowGroup
 from trl_grpo_ext.trainers import efficient_forward
 
 from ..tiny import prompt_dataset, save_tiny_model
-from .helpers import bitwise_config, make_trainer, process_options
+from .helpers import bitwise_config, length_reward, make_trainer, process_options
 
 
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
@@ -45,11 +46,11 @@ def all_same_in_every_other_group(prompts, completion_ids, **kwargs):
     return [0.5 if int(p.split()[1].rstrip(":")) % 2 else r for p, r in zip(prompts, rewards, strict=True)]
 
 
-def train(folder, tokenizer, model, *classes, **options):
+def train(folder, tokenizer, model, *classes, train_dataset=None, **options):
     """By plain SGD, so that rounding stays rounding."""
     options = {"optim": "sgd", "learning_rate": 0.1, "reward_funcs": all_same_in_every_other_group, **options}
     options.setdefault("num_generations", 2)
-    trainer = make_trainer(folder, model, prompt_dataset(), tokenizer, *classes, **options)
+    trainer = make_trainer(folder, model, train_dataset or prompt_dataset(), tokenizer, *classes, **options)
     trainer.train()
     return trainer
 
@@ -91,6 +92,91 @@ def test_it_equals_trl(tmp_path, tokenizer, model_path, name):
     assert_equal_training(ours, theirs)
 
 
+LONG_PROMPTS = Dataset.from_dict({"prompt": [f"Count {index}: " + "one two three " * 4 for index in range(8)]})
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_is_the_same_with_prompts_computed_once(tmp_path, tokenizer, model_path, loss_type):
+    level = {"importance_sampling_level": "sequence"} if loss_type == "luspo" else {}
+    options = {"loss_type": loss_type, "num_generations": 4, "train_dataset": LONG_PROMPTS, **level}
+    ours = train(tmp_path / "ours", tokenizer, model_path, **options)
+    assert ours.can_share_prompts
+    assert_equal_training(
+        ours, train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+    )
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_the_same_with_prompts_computed_once(tmp_path, tokenizer, model_path, name):
+    options = {"num_generations": 4, "train_dataset": LONG_PROMPTS, **OPTIONS[name]}
+    ours = train(tmp_path / "ours", tokenizer, model_path, **options)
+    assert ours.can_share_prompts or name == "gradient checkpointing"
+    assert_equal_training(
+        ours, train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+    )
+
+
+class TestSharedPrompts:
+    def test_the_prompt_of_a_group_is_computed_once(self, tmp_path, tokenizer, model_path):
+        options = {
+            "num_generations": 8,
+            "train_dataset": LONG_PROMPTS,
+            "skip_zero_advantage": False,
+            "reward_funcs": length_reward,
+        }
+        calls, log = recorded(tmp_path, tokenizer, model_path, **options)
+        plain, _ = recorded(tmp_path, tokenizer, model_path, **options, efficient_microbatches=False)
+        ((rows, length, _),) = plain
+        computed = sum(rows * length for rows, length, has_gradient in calls if has_gradient)
+        prompt_length = length - round(log["completions/max_length"])
+        assert computed < 0.7 * rows * length
+        assert computed <= prompt_length + rows * (1 + log["completions/max_length"])
+
+    def test_a_model_that_cannot_is_given_whole_rows_and_says_so(
+        self, tmp_path, tokenizer, model_path, monkeypatch, caplog
+    ):
+        def refuse(*args, **kwargs):
+            raise TypeError("no such argument")
+
+        monkeypatch.setattr(efficient_forward.SharedPrefix, "__call__", refuse)
+        options = {"num_generations": 4, "train_dataset": LONG_PROMPTS}
+        ours = train(tmp_path / "ours", tokenizer, model_path, **options)
+        assert ours.can_share_prompts is False
+        assert caplog.text.count("the model refused (no such argument)") == 1
+        assert_equal_training(
+            ours, train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+        )
+
+    def test_a_model_that_forgets_the_past_is_given_whole_rows(
+        self, tmp_path, tokenizer, model_path, monkeypatch, caplog
+    ):
+        def forgetful(self, input_ids, attention_mask, labels, **kwargs):
+            columns = slice(self.prefix_length, None)
+            return self.model(
+                input_ids=input_ids[:, columns], attention_mask=attention_mask[:, columns], labels=labels[:, columns],
+                **kwargs,
+            )  # fmt: skip
+
+        monkeypatch.setattr(efficient_forward.SharedPrefix, "__call__", forgetful)
+        ours = train(tmp_path / "ours", tokenizer, model_path, num_generations=4, train_dataset=LONG_PROMPTS)
+        assert ours.can_share_prompts is False
+        assert caplog.text.count("log probabilities differ by") == 1
+
+    def test_a_wrong_past_would_be_seen(self, tmp_path, tokenizer, model_path, monkeypatch):
+        """The tests above do compare what goes through it."""
+        options = {"num_generations": 4, "train_dataset": LONG_PROMPTS}
+        plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+        monkeypatch.setattr(efficient_forward.EfficientForward, "can_share_prompts", True)
+        call = efficient_forward.SharedPrefix.__call__
+
+        def with_another_first_token(self, input_ids, **kwargs):
+            return call(self, input_ids=input_ids.index_fill(1, torch.tensor([0]), 20), **kwargs)
+
+        monkeypatch.setattr(efficient_forward.SharedPrefix, "__call__", with_another_first_token)
+        with pytest.raises(AssertionError):
+            assert_equal_training(train(tmp_path / "ours", tokenizer, model_path, **options), plain)
+
+
 class ForwardRecorder:
     """Shape of each forward pass of the policy, and whether it has a gradient."""
 
@@ -99,18 +185,26 @@ class ForwardRecorder:
         trainer.model.register_forward_pre_hook(self.record, with_kwargs=True)
 
     def record(self, model, args, kwargs):
-        if "labels" in kwargs:  # not the passes of sampling
+        is_prompt = kwargs.get("use_cache") and torch.is_grad_enabled()
+        if "labels" in kwargs or is_prompt:  # not the passes of sampling
             self.calls.append((*kwargs["input_ids"].shape, torch.is_grad_enabled()))
 
 
-def recorded(folder, tokenizer, model_path, **options):
+def recorded(folder, tokenizer, model_path, train_dataset=None, **options):
     options = {"num_generations": 2, "max_steps": 1, "reward_funcs": all_same_in_every_other_group, **options}
-    trainer = make_trainer(folder, model_path, prompt_dataset(), tokenizer, **options)
+    trainer = make_trainer(folder, model_path, train_dataset or prompt_dataset(), tokenizer, **options)
     recorder = ForwardRecorder(trainer)
     trainer.train()
     return recorder.calls, trainer.state.log_history[0]
 
 
+@pytest.fixture
+def whole_rows(monkeypatch):
+    """Prompts are short in most tests, and would be shared only since a further pass costs nothing here."""
+    monkeypatch.setattr(efficient_forward.EfficientForward, "can_share_prompts", False)
+
+
+@pytest.mark.usefixtures("whole_rows")
 def test_padding_is_not_computed(tmp_path, tokenizer, model_path):
     calls, log = recorded(tmp_path, tokenizer, model_path, skip_zero_advantage=False)
     plain, _ = recorded(tmp_path, tokenizer, model_path, skip_zero_advantage=False, efficient_microbatches=False)
@@ -127,6 +221,7 @@ def test_rows_without_advantage_have_no_backward_pass(tmp_path, tokenizer, model
     assert sum(rows for rows, _, has_gradient in calls if has_gradient) == 8 - without
 
 
+@pytest.mark.usefixtures("whole_rows")
 @pytest.mark.parametrize("options", [{"beta": 0.04}, {"entropy_coef": 0.01}, {"skip_zero_advantage": False}])
 def test_what_trains_without_advantage_is_not_skipped(tmp_path, tokenizer, model_path, options):
     calls, _ = recorded(tmp_path, tokenizer, model_path, efficient_microbatches=False, **options)

@@ -1,29 +1,56 @@
+import logging
 from typing import Any
 
 import torch
 
-from ..batching import RowGroup, length_groups, scatter_groups
+from ..batching import RowGroup, batched, cost_of, length_groups, scatter_groups
+from ..shared_prefix import SharedPrefix, cache_argument, has_dropout, number_prompts, recomputes_activations
 from .seams import GRPOSeams
 
 
+logger = logging.getLogger(__name__)
+
+# Mean difference of log probabilities by which a model counts as one that can share prompts
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+
+
 class EfficientForward(GRPOSeams):
-    """The same log probabilities for less work: without padding, and without a backward pass where it would give 0."""
+    """
+    The same log probabilities for less work: without padding, with the prompt of a group computed once, and without a
+    backward pass where it would give 0.
+    """
+
+    can_share_prompts: bool | None = None  # not tried yet
 
     def logps_and_entropies(self, *args, **kwargs):
-        compute = super().logps_and_entropies
         if len(args) != 4 or is_multimodal(kwargs):
-            return compute(*args, **kwargs)
+            return super().logps_and_entropies(*args, **kwargs)
         model, input_ids, attention_mask, logits_to_keep = args
-        groups = self._row_groups(attention_mask, logits_to_keep)
+        prompt_of = self._number_prompts(model, input_ids, attention_mask, logits_to_keep, kwargs)
+        batch_size = kwargs.get("batch_size") or len(input_ids)
+        if prompt_of is None or batch_size >= len(input_ids):
+            return self._logps_by_group(model, input_ids, attention_mask, logits_to_keep, prompt_of, kwargs)
+        # A group's rows are neighbours in what was sampled
+        parts = [
+            self._logps_by_group(model, input_ids[rows], attention_mask[rows], logits_to_keep, prompt_of[rows], kwargs)
+            for rows in batched(list(range(len(input_ids))), batch_size)
+        ]
+        return tuple(None if values[0] is None else torch.cat(values) for values in zip(*parts, strict=True))
+
+    def _logps_by_group(self, model, input_ids, attention_mask, logits_to_keep, prompt_of, kwargs):
+        groups = self._row_groups(attention_mask, logits_to_keep, prompt_of)
         if not groups:
-            return compute(*args, **kwargs)
+            return super().logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **kwargs)
         results = []
         for group, has_gradient in groups:
             columns = slice(group.start, group.end)
             keep = logits_to_keep - (input_ids.shape[1] - group.end)
+            shared = model if prompt_of is None else self._sharing(model, prompt_of[group.rows], group, keep)
             with torch.set_grad_enabled(has_gradient and torch.is_grad_enabled()):
                 results.append(
-                    compute(model, input_ids[group.rows, columns], attention_mask[group.rows, columns], keep, **kwargs)
+                    super().logps_and_entropies(
+                        shared, input_ids[group.rows, columns], attention_mask[group.rows, columns], keep, **kwargs
+                    )
                 )
         row_groups = [group for group, _ in groups]
         return tuple(
@@ -31,23 +58,34 @@ class EfficientForward(GRPOSeams):
             for values in zip(*results, strict=True)
         )
 
-    def _row_groups(self, attention_mask: torch.Tensor, logits_to_keep: int) -> list[tuple[RowGroup, bool]]:
+    def _row_groups(
+        self, attention_mask: torch.Tensor, logits_to_keep: int, prompt_of: torch.Tensor | None
+    ) -> list[tuple[RowGroup, bool]]:
         """Groups of rows to forward, and whether they have a gradient; none where all is forwarded as it is."""
-        # The router's loss is of the whole batch, and the exact KL wants the hidden states of one forward pass.
-        if self.aux_loss_enabled or self.needs_hidden_states or self.positions_depend_on_length:
+        if not self._may_cut_batches:
             return []
         groups = [
             (RowGroup(rows[group.rows], group.start, group.end), moving)
             for rows, moving in divide(self._rows_that_train(attention_mask))
-            for group in self._length_groups(attention_mask[rows], logits_to_keep)
+            for group in self._length_groups(
+                attention_mask[rows], logits_to_keep, None if prompt_of is None else prompt_of[rows]
+            )
         ]
         is_whole = len(groups) == 1 and groups[0][0].end - groups[0][0].start == attention_mask.shape[1]
-        return [] if is_whole else groups
+        return [] if is_whole and prompt_of is None else groups
 
-    def _length_groups(self, attention_mask: torch.Tensor, logits_to_keep: int) -> list[RowGroup]:
+    @property
+    def _may_cut_batches(self) -> bool:
+        # The router's loss is of the whole batch, and the exact KL wants the hidden states of one forward pass.
+        return not (self.aux_loss_enabled or self.needs_hidden_states or self.positions_depend_on_length)
+
+    def _length_groups(
+        self, attention_mask: torch.Tensor, logits_to_keep: int, prompt_of: torch.Tensor | None
+    ) -> list[RowGroup]:
         if not getattr(self.args, "efficient_microbatches", False):
             return [RowGroup(torch.arange(len(attention_mask)), 0, attention_mask.shape[1])]
-        return length_groups(attention_mask, logits_to_keep, self.positions_are_relative, self.may_forward_in_parts)
+        trims_left, splits = self.positions_are_relative, self.may_forward_in_parts
+        return length_groups(attention_mask, logits_to_keep, trims_left, splits, prompt_of)
 
     def _rows_that_train(self, attention_mask: torch.Tensor) -> torch.Tensor:
         """Whether each row's loss has a gradient, (B,)."""
@@ -59,6 +97,67 @@ class EfficientForward(GRPOSeams):
             if not moves.any():
                 moves[attention_mask.sum(1).argmin()] = True  # a process without a backward pass would be waited for
         return moves
+
+    # Prompts
+
+    def _number_prompts(self, model, input_ids, attention_mask, logits_to_keep, kwargs) -> torch.Tensor | None:
+        """Which prompt each row has (B,), where these are to be computed once."""
+        prompt_length = input_ids.shape[1] - logits_to_keep
+        if not self._may_share_prompts(model) or prompt_length < 2:
+            return None
+        prompt_of = number_prompts(input_ids, attention_mask, prompt_length)
+        whole = RowGroup(torch.arange(len(input_ids)), 0, input_ids.shape[1])
+        numbers = prompt_of.cpu()
+        if cost_of(whole, prompt_length, numbers) >= cost_of(whole, prompt_length, None):
+            return None
+        if self.can_share_prompts is None:
+            pair = (numbers == numbers.mode().values).nonzero().flatten()[:2]
+            self.can_share_prompts = self._can_share(
+                model, input_ids[pair], attention_mask[pair], logits_to_keep, prompt_of[pair], kwargs
+            )
+        return prompt_of if self.can_share_prompts else None
+
+    def _may_share_prompts(self, model) -> bool:
+        if not getattr(self.args, "efficient_microbatches", False) or self.can_share_prompts is False:
+            return False
+        if not self.may_forward_in_parts or not self._may_cut_batches:
+            return False
+        unwrapped = self.accelerator.unwrap_model(model)
+        recomputes = torch.is_grad_enabled() and recomputes_activations(unwrapped)
+        return not recomputes and not (model.training and has_dropout(unwrapped))
+
+    def _can_share(self, model, input_ids, attention_mask, logits_to_keep, prompt_of, kwargs) -> bool:
+        """Whether a model's log probabilities of two completions are the same with their prompt computed once."""
+        group = RowGroup(torch.arange(2), 0, input_ids.shape[1])
+        try:
+            with torch.no_grad():
+                ours, theirs = (
+                    super(EfficientForward, self).logps_and_entropies(
+                        caller, input_ids, attention_mask, logits_to_keep, **kwargs
+                    )[0]
+                    for caller in (self._sharing(model, prompt_of, group, logits_to_keep), model)
+                )
+        except Exception as error:  # whatever a model that has no such past raises
+            logger.warning("The prompt of a group is computed for each completion: the model refused (%s).", error)
+            return False
+        mask = attention_mask[:, -logits_to_keep:].bool()
+        difference = (ours - theirs)[mask].abs().mean().item()
+        if difference <= ROUNDING[self.accelerator.unwrap_model(model).dtype]:
+            return True
+        logger.warning(
+            "The prompt of a group is computed for each completion, as log probabilities differ by %.2g on average if "
+            "it is computed once.",
+            difference,
+        )
+        return False
+
+    def _sharing(self, model, prompt_of: torch.Tensor, group: RowGroup, logits_to_keep: int):
+        """The model, so that it computes the prompts of a group once, where rows have one in common."""
+        if len(prompt_of.unique()) == len(prompt_of):
+            return model
+        base = self.accelerator.unwrap_model(model)
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        return SharedPrefix(model, prompt_of, group.end - group.start - logits_to_keep, cache_argument(base))
 
 
 def divide(moves: torch.Tensor) -> list[tuple[torch.Tensor, bool]]:
