@@ -1,8 +1,11 @@
+import time
+from itertools import combinations, pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.batching import PASS_TOKENS, length_groups, map_by_length, scatter_groups
+from trl_grpo_ext.batching import PASS_TOKENS, cheapest_cuts, group_cost, length_groups, map_by_length, scatter_groups
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=40)
@@ -49,6 +52,33 @@ def test_long_and_short_rows_are_kept_apart():
     groups = length_groups(mask, keep, True, True)
     computed = sum(len(group.rows) * (group.end - group.start) for group in groups)
     assert computed < 0.6 * mask.numel()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(11, 400), st.integers(0, 2)), min_size=1, max_size=8),
+    st.booleans(),
+)
+def test_no_other_cuts_compute_less(rows, shares_prompts):
+    starts, ends, prompts = (list(column) for column in zip(*sorted(rows, key=lambda row: row[1]), strict=True))
+
+    def cost(cuts):
+        total = 0
+        for first, last in pairwise(cuts):
+            count = len(set(prompts[first:last])) if shares_prompts else last - first
+            total += group_cost(last - first, count, min(starts[first:last]), 10, max(ends[first:last]))
+        return total
+
+    inner = range(1, len(rows))
+    every = [[0, *cuts, len(rows)] for size in range(len(rows)) for cuts in combinations(inner, size)]
+    chosen = cheapest_cuts(starts, ends, prompts if shares_prompts else None, 10, True)
+    assert cost(chosen) == min(map(cost, every))
+
+
+def test_many_rows_are_cut_in_no_time():
+    lengths = torch.randint(20, 2000, (4096,)).sort().values.tolist()
+    started = time.perf_counter()
+    assert len(cheapest_cuts([0] * 4096, lengths, None, 10, True)) <= 33
+    assert time.perf_counter() - started < 5
 
 
 def test_rows_of_one_length_are_one_group():

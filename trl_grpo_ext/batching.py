@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ import torch
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 PASS_TOKENS = 512  # what one more forward pass costs, in tokens: below it rows are not worth separating
-NUM_GROUPS = (1, 2, 4, 8)
+MOST_GROUPS = 32
 
 
 def batched(items: list[Row], size: int) -> Iterator[list[Row]]:
@@ -96,8 +97,8 @@ def length_groups(
             Which prompt each row has, where it is computed once for all rows of a group that have it.
 
     Returns:
-        `list[RowGroup]`: each row is in one group. Of the numbers of groups in [`NUM_GROUPS`] the one that computes
-        least, counting [`PASS_TOKENS`] for each pass.
+        `list[RowGroup]`: each row is in one group. Of all ways to cut them, in the order of their lengths, the one
+        that computes least, counting [`PASS_TOKENS`] for each pass.
     """
     is_token = attention_mask.bool()
     length = attention_mask.shape[1]
@@ -108,24 +109,52 @@ def length_groups(
         starts = torch.zeros_like(starts)
     starts, ends = torch.stack([starts, ends]).cpu()  # once, instead of waiting for the device at each group
     order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
-    prompts = None if prompt_of is None else prompt_of.cpu()
-    plans = [
-        [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in order.tensor_split(count)]
-        for count in (NUM_GROUPS if splits else NUM_GROUPS[:1])
-        if count <= len(order)
-    ]
-    return min(plans, key=lambda groups: sum(cost_of(group, first_completion, prompts) for group in groups))
+    prompts = None if prompt_of is None else prompt_of[order].tolist()
+    cuts = cheapest_cuts(starts[order].tolist(), ends[order].tolist(), prompts, first_completion, splits)
+    parts = [order[first:last] for first, last in pairwise(cuts)]
+    return [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in parts]
 
 
-def cost_of(group: RowGroup, first_completion: int, prompt_of: torch.Tensor | None) -> int:
+def cheapest_cuts(
+    starts: list[int], ends: list[int], prompts: list[int] | None, first_completion: int, splits: bool
+) -> list[int]:
+    """
+    Where to cut rows, in the order in which they are given, so that their groups compute least.
+
+    Args:
+        starts, ends (`list[int]` of length B):
+            First column of each row, and the one after its last.
+        prompts (`list[int]` of length B, *optional*):
+            Which prompt each row has, where it is computed once a group.
+        first_completion (`int`):
+            Number of columns of prompts.
+        splits (`bool`):
+            Whether there may be more than one group.
+
+    Returns:
+        `list[int]`: 0, the first row of each further group, and B.
+    """
+    num_rows = len(starts)
+    num_places = min(num_rows, MOST_GROUPS) if splits else 1
+    places = [num_rows * place // num_places for place in range(num_places + 1)]
+    # Of the rows before each place, what the cheapest groups compute and where they are cut
+    cheapest: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    for index, last in enumerate(places[1:], start=1):
+        options = []
+        for first in places[:index]:
+            rows = slice(first, last)
+            num_prompts = last - first if prompts is None else len(set(prompts[rows]))
+            cost, cuts = cheapest[first]
+            cost += group_cost(last - first, num_prompts, min(starts[rows]), first_completion, max(ends[rows]))
+            options.append((cost, [*cuts, last]))
+        cheapest[last] = min(options)
+    return cheapest[num_rows][1]
+
+
+def group_cost(num_rows: int, num_prompts: int, start: int, first_completion: int, end: int) -> int:
     """Tokens that a group's forward passes compute, and what the passes cost besides."""
-    num_rows = len(group.rows)
-    if prompt_of is None:
-        return num_rows * (group.end - group.start) + PASS_TOKENS
-    num_prompts = len(prompt_of[group.rows].unique())
-    if num_prompts == num_rows:
-        return num_rows * (group.end - group.start) + PASS_TOKENS
-    return num_prompts * (first_completion - group.start) + num_rows * (group.end - first_completion) + 2 * PASS_TOKENS
+    tokens = num_prompts * (first_completion - start) + num_rows * (end - first_completion)
+    return tokens + PASS_TOKENS * (1 if num_prompts == num_rows else 2)
 
 
 def scatter_groups(parts: list[torch.Tensor], groups: list[RowGroup], length: int) -> torch.Tensor:

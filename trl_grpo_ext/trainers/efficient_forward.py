@@ -3,7 +3,7 @@ from typing import Any
 
 import torch
 
-from ..batching import RowGroup, batched, cost_of, length_groups, scatter_groups
+from ..batching import RowGroup, batched, group_cost, length_groups, scatter_groups
 from ..shared_prefix import SharedPrefix, cache_argument, has_dropout, number_prompts, recomputes_activations
 from .seams import GRPOSeams
 
@@ -106,9 +106,12 @@ class EfficientForward(GRPOSeams):
         if not self._may_share_prompts(model) or prompt_length < 2:
             return None
         prompt_of = number_prompts(input_ids, attention_mask, prompt_length)
-        whole = RowGroup(torch.arange(len(input_ids)), 0, input_ids.shape[1])
         numbers = prompt_of.cpu()
-        if cost_of(whole, prompt_length, numbers) >= cost_of(whole, prompt_length, None):
+        shared, whole = (
+            group_cost(len(input_ids), num_prompts, 0, prompt_length, input_ids.shape[1])
+            for num_prompts in (len(numbers.unique()), len(input_ids))
+        )
+        if shared >= whole:
             return None
         if self.can_share_prompts is None:
             pair = (numbers == numbers.mode().values).nonzero().flatten()[:2]
