@@ -121,8 +121,8 @@ def spread_over_tokens(step_values: torch.Tensor, step_ends: torch.Tensor, lengt
     Returns:
         `torch.Tensor` of shape (B, T), 0 after the last step end.
     """
-    tokens = torch.arange(length, device=step_ends.device).expand(step_ends.shape[0], -1).contiguous()
-    step_of_token = torch.searchsorted(step_ends, tokens)  # the first step that ends at the token or after it
-    is_step = step_ends < length
-    values = torch.nn.functional.pad(step_values.where(is_step, 0), (0, 1))
-    return values.gather(1, step_of_token)
+    # What follows the last step end belongs to the padding, and to a column after it
+    edges = torch.nn.functional.pad(step_ends.clamp(max=length - 1), (1, 1), value=-1)
+    edges[:, -1] = length - 1
+    values = torch.nn.functional.pad(step_values.where(step_ends < length, 0), (0, 1))
+    return values.flatten().repeat_interleave(edges.diff().flatten()).view(len(values), length)
