@@ -97,9 +97,12 @@ class GRPOExtConfig(GRPOConfig):
             Whether completions of advantage 0, which without KL have no gradient, have no backward pass. Denominators
             and metrics stay those of all.
         efficient_microbatches (`bool`, *optional*, defaults to `True`):
-            Whether padding is trimmed and rows of similar length are forwarded together, of the policy and of the
-            reference. The numbers stay the same, to rounding (with dropout, in distribution). Several forward passes
-            make a loss then, other than with FSDP and DeepSpeed, where a batch is trimmed only.
+            Whether padding is trimmed, rows of similar length are forwarded together, and the prompt of a group is
+            computed once for all of its completions, of the policy and of the reference. The numbers stay the same,
+            to rounding (with dropout, in distribution). Several forward passes make a loss then, other than with FSDP
+            and DeepSpeed, where a batch is trimmed only. Prompts are computed once where nothing is dropped out or
+            recomputed (`gradient_checkpointing`) and the model gives the same of two completions in either way, which
+            is tried once.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
             Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
             multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
