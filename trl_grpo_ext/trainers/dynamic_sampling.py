@@ -30,6 +30,7 @@ class DynamicSampling(LossOptions):
     """
 
     args: GRPOExtConfig
+    is_dynamic = False
     _surplus: list[Group] = []
     _says_when_bounded = True
 
@@ -57,8 +58,23 @@ class DynamicSampling(LossOptions):
         if self._total(len(self._surplus)):
             batch = self._with_sampling_logps(batch)
         window = Window(split_groups(batch, self.num_generations))
-        num_empty, size = len(window.empty), len(window.groups)
-        num_live, num_sampled = self._total(size - num_empty), self._total(size)
+        num_empty = len(window.empty)
+        rounds, spare = self._refill(window)
+        # Another process may lack groups for long while this one has them to spare
+        self._surplus = spare[-len(window.groups) :]
+        counts = {
+            "refilled": num_empty - len(window.empty),
+            "left": len(window.empty),
+            "kept": len(self._surplus),
+            "dropped": len(spare) - len(self._surplus),
+        }
+        self._log_rounds(rounds, counts)
+        return self._joined(window.groups, batch)
+
+    def _refill(self, window: Window) -> tuple[int, list[Group]]:
+        """Fill the empty places of all processes, if that can be; returns the rounds it took and what is left over."""
+        size = len(window.groups)
+        num_live, num_sampled = self._total(size - len(window.empty)), self._total(size)
         spare = window.fill(self._surplus)
         rounds = 0
         while (missing := self._largest(len(window.empty))) and rounds < self.args.dynamic_sampling_max_rounds:
@@ -69,16 +85,7 @@ class DynamicSampling(LossOptions):
             live = [group for group in split_groups(sampled, self.num_generations) if is_live(group)]
             spare = window.fill([*spare, *live])
             num_live, num_sampled = num_live + self._total(len(live)), num_sampled + self._total(number)
-        # Another process may lack groups for long while this one has them to spare
-        self._surplus = spare[-size:]
-        counts = {
-            "refilled": num_empty - len(window.empty),
-            "left": len(window.empty),
-            "kept": len(self._surplus),
-            "dropped": len(spare) - len(self._surplus),
-        }
-        self._log_rounds(rounds, counts)
-        return self._joined(window.groups, batch)
+        return rounds, spare
 
     def drop_buffered_completions(self) -> None:
         super().drop_buffered_completions()
