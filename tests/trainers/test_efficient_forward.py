@@ -132,6 +132,16 @@ class TestSharedPrompts:
         assert computed < 0.7 * rows * length
         assert computed <= prompt_length + rows * (1 + log["completions/max_length"])
 
+    @pytest.mark.parametrize("options", [{"bf16": True}, {"model_init_kwargs": {"dtype": "bfloat16"}}])
+    def test_prompts_are_shared_in_half_precision(self, tmp_path, tokenizer, model_path, options):
+        options = {"num_generations": 4, "train_dataset": LONG_PROMPTS, **options}
+        ours = train(tmp_path / "ours", tokenizer, model_path, **options)
+        assert ours.can_share_prompts
+        plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+        for first, second in zip(ours.state.log_history[:2], plain.state.log_history[:2], strict=True):
+            assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=0.05)
+            assert first["entropy"] == pytest.approx(second["entropy"], rel=0.01)
+
     def test_a_model_that_cannot_is_given_whole_rows_and_says_so(
         self, tmp_path, tokenizer, model_path, monkeypatch, caplog
     ):
