@@ -26,15 +26,19 @@ PRM_SETTINGS = (
 )  # fmt: skip
 
 
-def describe_prm_training(card_path: Path, base_model: str, args: Any) -> None:
+def describe_prm_training(card_path: Path, base_model: str, tags: list[str], args: Any) -> None:
     """
     Add a section on the training to the model card of a process reward model.
+
+    Of a base model in a local folder the card names no more than the folder: the Hub knows no path.
 
     Args:
         card_path (`Path`):
             The card, changed in place.
         base_model (`str`):
-            What was trained: a Hub id, or the name of a local folder.
+            What was trained: a Hub id or a local folder.
+        tags (`list[str]`):
+            Tags to add; for an adapter PEFT puts its own in the place of all others.
         args:
             The trainer's configuration; its [`PRM_SETTINGS`] are listed.
     """
@@ -45,7 +49,14 @@ def describe_prm_training(card_path: Path, base_model: str, args: Any) -> None:
         f"- Base model: {Path(base_model).name or 'a model made in the script'}",
     ]
     card = ModelCard.load(card_path)
-    card.text = with_section(card.text, "## Process reward model", facts, settings_of(args, PRM_SETTINGS))
+    tags = list(dict.fromkeys([*tags, *(card.data.tags or [])]))
+    text = card.text.replace(" on the None dataset.", ".")  # transformers writes None for what has no name
+    if base_model and Path(base_model).exists():
+        card.data.base_model = None
+        tags = [tag for tag in tags if base_model not in tag]
+        text = text.replace(f"[{base_model}](https://huggingface.co/{base_model})", Path(base_model).name)
+    card.data.tags = tags
+    card.text = with_section(text, "## Process reward model", facts, settings_of(args, PRM_SETTINGS))
     card.save(card_path)
 
 
@@ -84,6 +95,8 @@ def describe_training(card_path: Path, base_model: str, data: str, args: Any) ->
         f"- Base model: {base_model}",
         f"- Data: {data}",
     ]
+    if is_iterative and args.reward_update != "none":
+        facts.append("- Reward model: trained along, as it ended in `reward_model/`")
     text = with_section(card.text, "## DeepSeekMath", facts, settings_of(args, SETTINGS))
     # TRL writes None for what is not on the Hub
     text = text.replace("[None](https://huggingface.co/None)", base_model)

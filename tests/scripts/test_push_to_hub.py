@@ -26,22 +26,23 @@ def pushed(tmp_path_factory):
             cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert result.returncode == 0, (result.stderr[-3000:], hub.requests)
-    return hub, folder / "output"
+    return hub.repos["tester/pushed"], folder / "output"
 
 
 def test_model_tokenizer_card_and_results_are_pushed(pushed):
-    hub, output_dir = pushed
+    repo, output_dir = pushed
     for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md", "results.json", "training.png"):
-        assert hub.files[name] == (output_dir / name).read_bytes()
-    assert hub.private is True
+        assert repo.files[name] == (output_dir / name).read_bytes()
+    assert repo.private
 
 
 def test_nothing_of_this_machine_is_pushed(pushed):
-    hub, _ = pushed
-    assert not [name for name in hub.files if name.startswith("checkpoint-") or "optimizer" in name]
-    assert b"hf_none" not in hub.files["results.json"]
-    card = ModelCard(hub.files["README.md"].decode())
+    repo, _ = pushed
+    assert not [name for name in repo.files if name.startswith("checkpoint-") or "optimizer" in name]
+    for name, content in repo.files.items():
+        assert b"hf_none" not in content, name
+    card = ModelCard(repo.files["README.md"].decode())
     assert card.data.base_model is None
     for name in ("README.md", "results.json", "config.json"):
-        assert str(ROOT).encode() not in hub.files[name], name
-        assert str(Path.home()).encode() + b"/" not in hub.files[name], name
+        assert str(ROOT).encode() not in repo.files[name], name
+        assert str(Path.home()).encode() + b"/" not in repo.files[name], name

@@ -17,8 +17,10 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_chat_template
 
 from trl_grpo_ext import GRPOExtTrainer
+from trl_grpo_ext.trainers.dynamic_sampling import DynamicSampling
 from trl_grpo_ext.trainers.efficient_forward import EfficientForward
 from trl_grpo_ext.trainers.loss_options import LossOptions
+from trl_grpo_ext.trainers.pushing import PushesSafely
 from trl_grpo_ext.trainers.seams import GRPOSeams
 
 from ..tiny import prompt_dataset, save_tiny_model, tiny_model, tiny_tokenizer
@@ -308,7 +310,7 @@ class TestWithoutInit:
         assert torch.equal(2 * batches[0], batches[1])
 
     def test_the_chain_of_classes(self):
-        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:6]] == [
-            "GRPOExtTrainer", "DynamicSampling", LossOptions.__name__, EfficientForward.__name__, GRPOSeams.__name__,
-            "GRPOTrainer",
+        assert [cls.__name__ for cls in GRPOExtTrainer.__mro__[:7]] == [
+            "GRPOExtTrainer", PushesSafely.__name__, DynamicSampling.__name__, LossOptions.__name__,
+            EfficientForward.__name__, GRPOSeams.__name__, "GRPOTrainer",
         ]  # fmt: skip

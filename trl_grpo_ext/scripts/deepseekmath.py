@@ -225,7 +225,7 @@ def main(
 
     before = evaluate(trainer, eval_dataset, script_args)
     trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(training_args.output_dir)
+    trainer.save_locally()
     after = evaluate(trainer, eval_dataset, script_args)
     trainer.create_model_card(dataset_name=script_args.dataset_name)
     if trainer.is_world_process_zero():

@@ -123,7 +123,7 @@ def main(script_args: TrainPRMArguments, training_args: PRMConfig, model_args: M
     )
     before = trainer.evaluate()
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.save_model()
+    trainer.save_locally()
     after = trainer.evaluate()
     trainer.create_model_card()
     if trainer.is_world_process_zero():

@@ -10,10 +10,11 @@ from ..objective.kl import ESTIMATORS, GRADIENTS, PLACEMENTS, check_kl
 from ..objective.loss import RATIO_LEVELS
 from ..objective.step_credit import CREDITS as STEP_CREDITS
 from ..steps import SeparatorSplitter
+from .pushing import KeepsToken
 
 
 @dataclass
-class GRPOExtConfig(GRPOConfig):
+class GRPOExtConfig(KeepsToken, GRPOConfig):
     r"""
     Configuration class for the [`GRPOExtTrainer`].
 

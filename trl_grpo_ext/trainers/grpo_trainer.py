@@ -17,10 +17,11 @@ from ..steps import SeparatorSplitter, Steps, TextSplitter, filler_share
 from .dynamic_sampling import DynamicSampling
 from .grpo_config import GRPOExtConfig
 from .loss_options import own_tokens
+from .pushing import PushesSafely
 from .step_scoring import StepRewardFunc, StepScorer, as_list
 
 
-class GRPOExtTrainer(DynamicSampling):
+class GRPOExtTrainer(PushesSafely, DynamicSampling):
     r"""
     [`~trl.GRPOTrainer`] with the process supervision of DeepSeekMath (arXiv:2402.03300, 4.1.3) and every variant of
     its objective that [`GRPOExtConfig`] names.

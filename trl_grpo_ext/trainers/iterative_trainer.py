@@ -428,7 +428,8 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         if self.args.should_save:
             for adapter in (REFERENCE_ADAPTER, REWARD_ADAPTER):  # PEFT saves all adapters
                 shutil.rmtree(folder / adapter, ignore_errors=True)
-            if self.reward_update is not None and not _internal_call:
+            is_checkpoint = _internal_call and folder != Path(self.args.output_dir)  # which has it with its optimizer
+            if self.reward_update is not None and not is_checkpoint:
                 self.reward_update.save_model(folder / "reward_model")
 
     def save_checkpoint_state(self, checkpoint: Path) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 from transformers import TrainingArguments
 
 from ..steps import from_command_line
+from .pushing import KeepsToken
 
 
 @dataclass
-class PRMConfig(TrainingArguments):
+class PRMConfig(KeepsToken, TrainingArguments):
     r"""
     Configuration class for the [`PRMTrainer`].
 

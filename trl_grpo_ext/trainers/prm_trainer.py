@@ -17,7 +17,6 @@ from transformers import (
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
 )
 from trl.trainer.utils import disable_dropout_in_model, get_config_model_id, pad
 
@@ -26,6 +25,7 @@ from ..prm.formats import HEADS, TokenClassificationFormat, is_head, keep_head
 from ..prm.metrics import step_metrics
 from ..prm.process_reward_model import write_settings
 from .prm_config import PRMConfig
+from .pushing import PushesSafely
 
 
 logger = logging.get_logger(__name__)
@@ -33,7 +33,7 @@ logger = logging.get_logger(__name__)
 IGNORED = -100.0
 
 
-class PRMTrainer(Trainer):
+class PRMTrainer(PushesSafely):
     """
     Trainer of process reward models: a token classifier that says of each step, at its separator, whether it is right.
 
@@ -155,7 +155,7 @@ class PRMTrainer(Trainer):
         kwargs = {"finetuned_from": base_model or None, "dataset": dataset_name, **kwargs}
         super().create_model_card(model_name=model_name, tags=tags, **kwargs)
         if self.is_world_process_zero():
-            describe_prm_training(Path(self.args.output_dir, "README.md"), base_model, self.args)
+            describe_prm_training(Path(self.args.output_dir, "README.md"), base_model, tags, self.args)
 
 
 def load_classifier(name_or_path: str, args: PRMConfig, quantization_config: Any) -> PreTrainedModel:
