@@ -53,9 +53,14 @@ def main(folder: Path) -> None:
 
     trainer._generate_and_score_completions = record
     trainer.train()
+    write_result(folder, trainer, seen)
+
+
+def write_result(folder: Path, trainer, batches: list[dict]) -> None:
+    """What a process has seen and ends with, for the test to compare."""
     checksum = sum(parameter.double().abs().sum().item() for parameter in trainer.model.parameters())
-    result = {"batches": seen, "checksum": checksum, "log": trainer.state.log_history}
-    (folder / f"process_{state.process_index}.json").write_text(json.dumps(result))
+    result = {"batches": batches, "checksum": checksum, "log": trainer.state.log_history}
+    (folder / f"process_{PartialState().process_index}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, set_seed
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from ..choices import check_at_least_one
@@ -110,6 +110,7 @@ def load_splits(script_args: TrainPRMArguments, seed: int) -> tuple[Dataset, Dat
 
 
 def main(script_args: TrainPRMArguments, training_args: PRMConfig, model_args: ModelConfig) -> None:
+    set_seed(training_args.seed)  # of a new head, too
     name = model_args.model_name_or_path or str(EMBEDDED_JUDGE)
     train_dataset, eval_dataset = load_splits(script_args, training_args.seed)
     trainer = PRMTrainer(
