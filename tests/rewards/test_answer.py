@@ -52,6 +52,7 @@ def test_an_empty_completion_is_wrong(completion):
 def test_content_may_be_parts():
     parts = [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{1}"}]
     assert answer_reward([[{"role": "assistant", "content": parts}]], ["1"]) == [1.0]
+    assert answer_reward([[{"content": [{"type": "image"}, {"text": None}, r"\boxed{1}"]}]], ["1"]) == [1.0]
 
 
 def test_without_math_verify_what_is_no_number_is_compared_as_text(monkeypatch):

@@ -24,6 +24,19 @@ NUMERIC_ANSWER = re.compile(
 )
 NUMBER_WITH_UNIT = re.compile(r"(?P<number>[-+]?[\d.,/]+)\s*(?:[^\W\d_]{2,}\s*)+")
 CHINESE_WITH_UNIT = re.compile(rf"(?P<number>{CHINESE_NUMBER.pattern})[^\W\d_]?")
+MULTIPLES = {"百": 100, "千": 10**3, "万": 10**4, "亿": 10**8}
+MULTIPLES |= {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+# 千米 and 千克 are units, kilometre and kilogram
+MULTIPLIED = re.compile(
+    rf"(?P<number>[-+]?[\d.,]+)\s*(?P<multiple>{'|'.join(MULTIPLES)})(?![米克])[^\W\d_\s]?(?:\s+\w+)?"
+)
+WORDS = re.compile(r"(?:\\(?:text|textbf|mathrm|mbox)\{)?\s*(?P<words>[A-Za-z][A-Za-z' -]+[A-Za-z])\s*\}?")
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # digits, letters and signs of Chinese texts
+RAISED = {
+    ord(raised): f"^{{{digit}}}"
+    for digit, raised in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
+}
+FRACTION_SIGN = re.compile(r"(?P<whole>\d?)\s*(?P<sign>[\u00bc-\u00be\u2150-\u215e])")
 SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 IDLE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # between two digits a space means something
 MAX_EXPONENT = 10_000
@@ -85,7 +98,7 @@ def completion_text(completion: str | list[dict] | None) -> str:
     if isinstance(completion, list):
         completion = completion[-1].get("content") if completion else None
     if isinstance(completion, list):
-        completion = "".join(part.get("text", "") for part in completion)
+        completion = "".join(part if isinstance(part, str) else part.get("text") or "" for part in completion)
     return completion or ""
 
 
@@ -102,6 +115,9 @@ def check_answer(answer: str | None, gold: str | None) -> float | None:
         return None
     if is_beyond_checking(answer):
         return 0.0
+    if (words := WORDS.fullmatch(answer)) and (gold_words := WORDS.fullmatch(gold)):
+        # For a symbolic checker "cat" is c * a * t, and so is "act"
+        return float(words["words"].lower() == gold_words["words"].lower())
     gold_value = as_number(gold)
     answer_value = as_number(answer)
     if answer_value is None and gold_value is not None and (counted := NUMBER_WITH_UNIT.fullmatch(answer)):
@@ -117,9 +133,16 @@ def check_answer(answer: str | None, gold: str | None) -> float | None:
 @lru_cache(maxsize=10_000)
 def normalize(answer: str) -> str:
     r"""An answer in one form of digits, signs and spaces, without emphasis around it."""
-    text = unicodedata.normalize("NFKC", answer).replace("\u2212", "-").strip()
+    text = answer.translate(FULL_WIDTH).translate(RAISED).replace("\u2212", "-").replace("\u3000", " ")
+    text = FRACTION_SIGN.sub(written_out, text).replace("\n", " ").strip()
     text = text.strip("*_").strip().strip("$").strip().removesuffix(".").strip()
     return SPACED_DIGITS.sub("", text)
+
+
+def written_out(fraction: re.Match) -> str:
+    """A fraction that is one character as "1/2", or as "1 1/2" after a whole number."""
+    value = unicodedata.normalize("NFKC", fraction["sign"]).replace("\u2044", "/")
+    return f"{fraction['whole']} {value}".strip()
 
 
 def can_be_checked(solution: str | float | None) -> bool:
@@ -143,8 +166,11 @@ def is_too_large(exponent: str, its_exponent: str) -> bool:
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The value of a plain number (sign, commas, decimals, exponent, fraction, mixed number, Chinese), else `None`."""
+    """The value of a number (commas, decimals, exponents, fractions, "1 1/2", "2 million", Chinese), else `None`."""
     text = normalize(answer)
+    if multiplied := MULTIPLIED.fullmatch(text):
+        number = as_number(multiplied["number"])
+        return None if number is None else number * MULTIPLES[multiplied["multiple"]]
     if chinese := CHINESE_WITH_UNIT.fullmatch(text):
         return chinese_number(chinese["number"])
     match = NUMERIC_ANSWER.fullmatch(text)
