@@ -20,8 +20,9 @@ from trl.data_utils import maybe_apply_chat_template
 
 from .batching import batched, in_eval_mode
 from .generation import generate_texts, generation_config, sampling_config
-from .rewards.answer import as_number, check_answer
+from .rewards.answer import check_answer
 from .rewards.extraction import final_answer, gold_answer
+from .rewards.notation import as_number
 
 
 DRAWS_AT_ONCE = 500  # of thousands of problems each

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from trl_grpo_ext.rewards import answer_reward
-from trl_grpo_ext.rewards.answer import as_number
 from trl_grpo_ext.rewards.extraction import final_answer
+from trl_grpo_ext.rewards.notation import as_number
 
 
 DATA = Path(os.environ.get("TRL_GRPO_EXT_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -3,41 +3,19 @@
 import logging
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from fractions import Fraction
-from functools import lru_cache
 from importlib.util import find_spec
 
-from .extraction import DIGITS, ExtractedAnswer, extract_answer, gold_answer
-from .numerals import CHINESE_NUMBER, chinese_number
+from .extraction import ExtractedAnswer, extract_answer, gold_answer
+from .notation import as_number, normalize, number_before_unit
 from .symbolic import same_mathematics
 
 
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_LENGTH = 256  # characters; a longer "answer" is none, and symbolic checkers can hang on it
-NUMERIC_ANSWER = re.compile(
-    rf"(?P<sign>[-+]?)(?:(?P<whole>\d+) (?=\d+/))?(?P<number>{DIGITS}(?:\.\d+)?|\.\d+)"
-    r"(?:[eE](?P<exponent>[-+]?\d{1,3})|/(?P<denominator>\d+))?"
-)
-NUMBER_WITH_UNIT = re.compile(r"(?P<number>[-+]?[\d.,/]+)\s*(?:[^\W\d_]{2,}\s*)+")
-CHINESE_WITH_UNIT = re.compile(rf"(?P<number>{CHINESE_NUMBER.pattern})[^\W\d_]?")
-MULTIPLES = {"百": 100, "千": 10**3, "万": 10**4, "亿": 10**8}
-MULTIPLES |= {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-# 千米 and 千克 are units, kilometre and kilogram
-MULTIPLIED = re.compile(
-    rf"(?P<number>[-+]?[\d.,]+)\s*(?P<multiple>{'|'.join(MULTIPLES)})(?![米克])[^\W\d_\s]?(?:\s+\w+)?"
-)
 WORDS = re.compile(r"(?:\\(?:text|textbf|mathrm|mbox)\{)?\s*(?P<words>[A-Za-z][A-Za-z' -]+[A-Za-z])\s*\}?")
-FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # digits, letters and signs of Chinese texts
-RAISED = {
-    ord(raised): f"^{{{digit}}}"
-    for digit, raised in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
-}
-FRACTION_SIGN = re.compile(r"(?P<whole>\d?)\s*(?P<sign>[\u00bc-\u00be\u2150-\u215e])")
-SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 IDLE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # between two digits a space means something
 MAX_EXPONENT = 10_000
 POWER = r"(?:\^|\*\*)\s*[{(]?\s*-?"
@@ -118,31 +96,15 @@ def check_answer(answer: str | None, gold: str | None) -> float | None:
     if (words := WORDS.fullmatch(answer)) and (gold_words := WORDS.fullmatch(gold)):
         # For a symbolic checker "cat" is c * a * t, and so is "act"
         return float(words["words"].lower() == gold_words["words"].lower())
-    gold_value = as_number(gold)
-    answer_value = as_number(answer)
-    if answer_value is None and gold_value is not None and (counted := NUMBER_WITH_UNIT.fullmatch(answer)):
-        answer_value = as_number(counted["number"])
+    gold_value, answer_value = as_number(gold), as_number(answer)
+    if gold_value is not None and answer_value is None:
+        answer_value = number_before_unit(answer)
     if answer_value is not None and gold_value is not None:
         return float(answer_value == gold_value)
     if find_spec("math_verify") is None:
         return 0.0
     verdict = same_mathematics(answer, gold)
     return None if verdict is None else float(verdict)
-
-
-@lru_cache(maxsize=10_000)
-def normalize(answer: str) -> str:
-    r"""An answer in one form of digits, signs and spaces, without emphasis around it."""
-    text = answer.translate(FULL_WIDTH).translate(RAISED).replace("\u2212", "-").replace("\u3000", " ")
-    text = FRACTION_SIGN.sub(written_out, text).replace("\n", " ").strip()
-    text = text.strip("*_").strip().strip("$").strip().removesuffix(".").strip()
-    return SPACED_DIGITS.sub("", text)
-
-
-def written_out(fraction: re.Match) -> str:
-    """A fraction that is one character as "1/2", or as "1 1/2" after a whole number."""
-    value = unicodedata.normalize("NFKC", fraction["sign"]).replace("\u2044", "/")
-    return f"{fraction['whole']} {value}".strip()
 
 
 def can_be_checked(solution: str | float | None) -> bool:
@@ -163,19 +125,3 @@ def is_beyond_checking(answer: str) -> bool:
 def is_too_large(exponent: str, its_exponent: str) -> bool:
     """Whether a power is larger than the largest exponent: by its logarithm, as it may be a tower's."""
     return int(its_exponent) * math.log(max(int(exponent), 1)) > math.log(MAX_EXPONENT)
-
-
-def as_number(answer: str) -> Fraction | None:
-    """The value of a number (commas, decimals, exponents, fractions, "1 1/2", "2 million", Chinese), else `None`."""
-    text = normalize(answer)
-    if multiplied := MULTIPLIED.fullmatch(text):
-        number = as_number(multiplied["number"])
-        return None if number is None else number * MULTIPLES[multiplied["multiple"]]
-    if chinese := CHINESE_WITH_UNIT.fullmatch(text):
-        return chinese_number(chinese["number"])
-    match = NUMERIC_ANSWER.fullmatch(text)
-    if match is None or int(match["denominator"] or 1) == 0:
-        return None
-    number = Fraction(match["number"].replace(",", "") + (f"e{match['exponent']}" if match["exponent"] else ""))
-    value = int(match["whole"] or 0) + number / int(match["denominator"] or 1)
-    return -value if match["sign"] == "-" else value
