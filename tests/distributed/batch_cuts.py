@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
 from ..trainers.helpers import make_trainer, process_options
+from . import leave
 
 
 def outcome_rewards(completion_ids, **kwargs):
@@ -147,3 +148,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.freeze()  # as in conftest.py
     main(Path(sys.argv[1]))
+    leave()

@@ -7,6 +7,7 @@ from accelerate import PartialState
 
 from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
 from ..trainers.helpers import length_reward, make_trainer
+from . import leave
 from .two_processes import write_result
 
 
@@ -66,3 +67,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

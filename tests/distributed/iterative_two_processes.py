@@ -12,6 +12,7 @@ from accelerate import PartialState
 
 from ..iterative.helpers import make_iterative_trainer, parity_labels
 from ..tiny import prompt_dataset, save_tiny_model
+from . import leave
 from .batch_cuts import TOKENIZER, write_completions
 
 
@@ -95,3 +96,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))
+    leave()

@@ -7,6 +7,7 @@ import torch
 from accelerate import PartialState
 
 from ..trainers.test_prm_trainer import make
+from . import leave
 
 
 def trained_weights(folder: Path) -> torch.Tensor:
@@ -25,3 +26,4 @@ if __name__ == "__main__":
     weights = trained_weights(Path(sys.argv[1]))
     if state.is_main_process:
         torch.save(weights, Path(sys.argv[1]) / "weights.pt")
+    leave()

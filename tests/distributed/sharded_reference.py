@@ -20,6 +20,7 @@ from trl_grpo_ext.iterative.reference import (
 )
 
 from ..tiny import tiny_model, tiny_tokenizer
+from . import leave
 
 
 TOKENIZER = tiny_tokenizer()
@@ -90,3 +91,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))
+    leave()

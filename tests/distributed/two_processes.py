@@ -13,6 +13,7 @@ from accelerate import PartialState
 
 from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
 from ..trainers.helpers import make_trainer, process_options, step_length_reward
+from . import leave
 
 
 def cut_by_rank(text):
@@ -66,3 +67,4 @@ def write_result(folder: Path, trainer, batches: list[dict]) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))
+    leave()
