@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from .evaluation import bootstrap_interval, maj_at_k, pass_at_k, vote
 from .rewards.answer import check_answer
-from .rewards.extraction import boxed_answers, deepseekmath_answers, gold_answer
+from .rewards.extraction import BOX, boxed_answers, deepseekmath_answers, gold_answer
 
 
 ENGLISH = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -50,7 +50,8 @@ def judge(text: str, solution: str) -> Judged:
 
     An answer that could not be checked in time is wrong, as in DeepSeekMath's evaluation.
     """
-    golds = boxed_answers(solution) or [gold for gold in [gold_answer(solution)] if gold is not None]
+    boxed = [answer for answer in boxed_answers(solution) if BOX not in answer]
+    golds = boxed or [gold for gold in [gold_answer(solution)] if gold is not None]
     answers = deepseekmath_answers(text)[-max(len(golds), 1) :]
     ballot = "; ".join(sorted(str(vote(answer)) for answer in answers)) or None
     unmatched = list(answers)

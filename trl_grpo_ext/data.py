@@ -158,8 +158,8 @@ def warn_of_unparsed_solutions(dataset: Dataset, split: str) -> None:
     unparsed = [row for row, solution in enumerate(dataset["solution"]) if not can_be_checked(solution)]
     if unparsed:
         logger.warning(
-            "The solutions of %d of %d problems of the split %r have no answer that can be checked, so their "
-            "completions get no reward: rows %s.",
+            "The solutions of %d of %d problems of the split %r have no answer that can be checked, so that "
+            "`answer_reward` has no reward for them: rows %s.",
             len(unparsed),
             len(dataset),
             split,

@@ -27,6 +27,7 @@ from trl_grpo_ext.rewards.extraction import (
         ("The answer is 12.5 apples, not 13.", "12.5"),
         ("The answer is 1/2.", "1/2"),
         (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"The answer is \frac{1}{2}, or so.", r"\frac{1}{2}"),
         ("The answer is .5", ".5"),
         ("so 10-5", "5"),
         ("so it is -5", "-5"),

@@ -16,7 +16,7 @@ ENDLESS = "(1+x)^{5000}", "(1+x)^{4999}+1"
 
 @pytest.fixture
 def process():
-    process = MathVerifyProcess(seconds=1)
+    process = MathVerifyProcess(seconds=3)
     process.same("x", "x")  # started
     return process
 
@@ -24,14 +24,13 @@ def process():
 def test_a_checker_that_hangs_is_ended_and_the_next_answer_is_checked(process):
     started = time.perf_counter()
     assert process.same(*ENDLESS) is None
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < 10
     assert process.same("x+1", "1+x") is True
     assert process.same("x+2", "1+x") is False
 
 
 def test_a_checker_that_was_killed_is_started_again(process):
     os.kill(process._process.pid, signal.SIGKILL)
-    assert process.same("x+1", "1+x") in (True, None)  # None if it is still on its way out
     assert process.same("x+1", "1+x") is True
 
 

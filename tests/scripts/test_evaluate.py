@@ -5,13 +5,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from datasets import load_dataset
 from transformers import AutoTokenizer
-from trl import ModelConfig
+from trl import ModelConfig, maybe_apply_chat_template
 
 from trl_grpo_ext.files import PartStore
 from trl_grpo_ext.generation import load_vllm
 from trl_grpo_ext.scripts import evaluate, label_steps
-from trl_grpo_ext.tasks import EMBEDDED_POLICY
+from trl_grpo_ext.tasks import EMBEDDED_POLICY, make_dataset
 
+from ..distributed.test_two_processes import ROOT, launch
 from ..tiny import save_tiny_model
 
 
@@ -80,9 +81,25 @@ def test_local_files_are_benchmarks_too(tmp_path):
         [*SMALL, "--benchmarks", str(benchmark), "--instruction", "Think.", "--num_samples", "0",
          "--output_dir", str(tmp_path / "output")]
     )  # fmt: skip
-    (file,) = (tmp_path / "output").glob("*/mine/*00000.parquet")
+    (file,) = (tmp_path / "output").glob("*/*--mine/*00000.parquet")
     assert "What is 0 + 1?\nThink." in load_dataset(str(file.parent), split="test")[0]["prompt"]
     assert not (tmp_path / "output" / "maj_and_pass.png").exists()
+    (benchmark / "test.jsonl").write_text("".join(json.dumps({**row, "golden": "7"}) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="holds what was made with other settings"):
+        evaluate.run(
+            [*SMALL, "--benchmarks", str(benchmark), "--instruction", "Think.", "--num_samples", "0",
+             "--output_dir", str(tmp_path / "output")]
+        )  # fmt: skip
+
+
+def test_two_processes_share_the_problems(tmp_path):
+    launch(str(ROOT / "recipes" / "evaluate.py"), *SMALL, "--output_dir", str(tmp_path))
+    (settings,) = tmp_path.glob("*/*/settings.json")
+    assert json.loads(settings.read_text())["num_processes"] == 2
+    assert [row["prompt"] for row in completions_of(tmp_path)] == [
+        maybe_apply_chat_template({"prompt": prompt}, AutoTokenizer.from_pretrained(EMBEDDED_POLICY))["prompt"]
+        for prompt in make_dataset(6, held_out=True, seed=1)["prompt"]
+    ]
 
 
 def test_vllm_generates_where_it_is_asked_to(tmp_path, monkeypatch):

@@ -196,6 +196,17 @@ def test_the_loss_is_that_of_trl_on_the_same_batch(tmp_path, tokenizer, model, l
     assert losses[0] == pytest.approx(losses[1], rel=1e-4, abs=1e-6)
 
 
+def test_an_infinite_reward_is_no_reward(tmp_path, tokenizer, model):
+    def infinite_once(completion_ids, **kwargs):
+        return [float("inf"), *length_reward(completion_ids[1:])]
+
+    trainer = make(tmp_path, tokenizer, model, reward=infinite_once)
+    trainer.train()
+    assert all(batch["advantages"].isfinite().all() for batch in trainer.batches)
+    assert trainer.batches[0]["advantages"][0] == 0
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+
+
 def test_data_of_which_no_further_prompts_can_be_drawn_is_refused(tmp_path, tokenizer, model):
     options = {"dynamic_sampling": True, "num_generations": 4}
     with pytest.raises(ValueError, match="`dynamic_sampling` is True, but `train_dataset` is a IterableDataset"):

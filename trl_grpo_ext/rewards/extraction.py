@@ -11,7 +11,7 @@ DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 NUMBER = re.compile(rf"(?:(?<![\d)])[-+\u2212])?(?:{DIGITS}(?:\.\d+)?|\.\d+)(?:/\d+)?")
 COLON = r"[:\uff1a]"
 ANSWER_PHRASE = re.compile(rf"\banswer(?: is|:)|答案(?:是|为|{COLON})", re.IGNORECASE)
-MARKED_ANSWER = re.compile(rf"\s*{COLON}?\s*\$([^$]+)\$")
+MARKED_ANSWER = re.compile(rf"\s*{COLON}?\s*(?:\$([^$]+)\$|(-?\\[A-Za-z]+(?:\{{[^{{}}]*\}})+))")
 BRACES = re.compile(r"\\boxed\{|\{|\}")
 MINERVA_ANSWER = re.compile(r"final answer is \$(.*?)\$\. I hope", re.DOTALL)
 
@@ -49,7 +49,7 @@ def extract_answer(text: str) -> ExtractedAnswer | None:
         return ExtractedAnswer(line, "hashes") if line else None
     *before, after = ANSWER_PHRASE.split(text)
     if before and (marked := MARKED_ANSWER.match(after)):
-        return ExtractedAnswer(marked.group(1).strip(), "phrase")
+        return ExtractedAnswer((marked[1] or marked[2]).strip(), "phrase")
     if before and (number := NUMBER.search(after) or CHINESE_NUMBER.search(after)):
         return ExtractedAnswer(number.group(), "phrase")
     numbers = NUMBER.findall(text)

@@ -33,9 +33,15 @@ SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 @lru_cache(maxsize=10_000)
 def normalize(answer: str) -> str:
     r"""An answer in one form of digits, signs and spaces, without emphasis around it."""
-    text = answer.translate(FULL_WIDTH).translate(RAISED).replace("\u2212", "-").replace("\u3000", " ")
+    text = (
+        answer.translate(FULL_WIDTH)
+        .translate(RAISED)
+        .replace("\u2212", "-")
+        .replace("\u2013", "-")
+        .replace("\u3000", " ")
+    )
     text = FRACTION_SIGN.sub(written_out, text).replace("\n", " ").strip()
-    text = text.strip("*_").strip().strip("$").strip().removesuffix(".").strip()
+    text = text.strip("*_`").strip().strip("$€£¥").strip().removesuffix(".").strip()
     return SPACED_DIGITS.sub("", text)
 
 

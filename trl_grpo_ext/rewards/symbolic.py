@@ -32,13 +32,16 @@ class MathVerifyProcess:
 
     def same(self, answer: str, gold: str) -> bool | None:
         """Whether two answers are the same; `None` if it took too long, or math-verify failed."""
+        question = json.dumps([answer, gold, self.seconds])
         with self._lock:
-            process = self._running()
-            reply = ask(process, json.dumps([answer, gold, self.seconds]))
-            if not reply:
-                process.kill()
-                process.wait()
+            reply = ask(self._running(), question) or self._ask_again(question)
         return json.loads(reply) if reply else None
+
+    def _ask_again(self, question: str) -> str:
+        """Ask another process, where the one that was asked was killed and did not end itself."""
+        assert self._process is not None
+        was_killed = self._process.wait() < 0
+        return ask(self._running(), question) if was_killed else ""
 
     def _running(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:

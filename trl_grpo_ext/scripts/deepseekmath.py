@@ -201,8 +201,6 @@ def main(
         script_args.step_reward_funcs or [], STEP_REWARD_FUNCS | of_length["step"], takes_models=True
     )
     check_reward_columns(train_dataset, [*reward_funcs, *step_reward_funcs])
-    if answer_reward in reward_funcs:
-        warn_of_unparsed_solutions(train_dataset, script_args.dataset_train_split)
     model_name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     training_args.model_init_kwargs = model_init_kwargs(model_name, training_args, model_args)
 
@@ -285,6 +283,7 @@ def load_datasets(script_args: DeepSeekMathArguments) -> tuple[Dataset, Dataset 
     dataset = load_prompt_dataset(script_args.dataset_name, script_args.dataset_config)
     train_split = get_split(dataset, script_args.dataset_train_split, "dataset_train_split")
     train_dataset = to_prompts_and_solutions(train_split, script_args.instruction)
+    warn_of_unparsed_solutions(train_dataset, script_args.dataset_train_split)
     if not num_eval:
         return train_dataset, None
     test_split = get_split(dataset, script_args.dataset_test_split, "dataset_test_split")

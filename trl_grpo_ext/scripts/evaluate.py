@@ -13,6 +13,7 @@ A trained model beside the one it was trained from, on GSM8K and MATH:
 What is generated is written as it goes; the same command again goes on where it was stopped.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -124,7 +125,7 @@ Results = dict[str, dict[str, dict[str, Any]]]
 
 
 def main(script_args: EvaluateArguments, model_args: ModelConfig) -> None:
-    state = PartialState()
+    state = PartialState(cpu=not torch.accelerator.is_available())
     if state.device.type == "cpu":
         torch.set_num_threads(share_of_cores())
     names = [model_args.model_name_or_path or str(EMBEDDED_POLICY), script_args.baseline_name_or_path]
@@ -154,16 +155,17 @@ def evaluate_model(name: str, script_args: EvaluateArguments, model_args: ModelC
     )
     metrics = {}
     for benchmark in script_args.benchmarks:
-        problems = list(batched(load_problems(benchmark, script_args).to_list(), script_args.problems_per_part))
-        store = make_store(name, benchmark, script_args, model_args)
+        rows = load_problems(benchmark, script_args).to_list()
+        problems = list(batched(rows, script_args.problems_per_part))
+        store = make_store(name, benchmark, rows, script_args, model_args)
         missing = broadcast_object_list([[part for part in range(len(problems)) if not store.has(part)]])[0]
         title = f"{Path(name).name} on {Path(benchmark).name}"
         for part in track(missing, title, disable=not state.is_main_process):
             # Other samples in each part and process, the same whether or not earlier parts are done again
             set_seed(script_args.seed + part * state.num_processes + state.process_index)
-            rows = complete(problems[part], tokenizer, loaded(), script_args)
+            completed = complete(problems[part], tokenizer, loaded(), script_args)
             if state.is_main_process:
-                store.write(part, rows)
+                store.write(part, completed)
         state.wait_for_everyone()
         metrics[benchmark] = summarize(store.load()) if state.is_main_process else {}
     return metrics
@@ -182,13 +184,17 @@ def load_problems(benchmark: str, script_args: EvaluateArguments) -> Dataset:
     return problems.select(range(min(script_args.num_problems or len(problems), len(problems))))
 
 
-def make_store(name: str, benchmark: str, script_args: EvaluateArguments, model_args: ModelConfig) -> PartStore:
-    """Where the completions of a model are kept; it refuses those of other settings or other weights."""
+def make_store(
+    name: str, benchmark: str, problems: list[dict], script_args: EvaluateArguments, model_args: ModelConfig
+) -> PartStore:
+    """Where the completions of a model are kept; it refuses those of other settings, weights or problems."""
     settings = {key: value for key, value in asdict(script_args).items() if key not in NOT_IN_COMPLETIONS}
     settings |= {"model": name, "revision": model_args.model_revision, "dtype": model_args.dtype}
     settings["weights"] = {file.name: file.stat().st_mtime_ns for file in sorted(Path(name).glob("*.safetensors"))}
+    settings["problems"] = hashlib.sha256(json.dumps(problems, sort_keys=True).encode()).hexdigest()
     settings["num_processes"] = PartialState().num_processes
-    folder = Path(script_args.output_dir, name.strip("/").replace("/", "--"), Path(benchmark).name)
+    folders = (path.strip("/").replace("/", "--") for path in (name, benchmark))
+    folder = Path(script_args.output_dir, *folders)
     return PartStore(folder, settings, split="test")
 
 

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from datasets import Dataset
 
+from ..files import written_whole
 from .generation_batch import PromptStream, Window, is_live, join_groups, split_groups
 from .grpo_config import GRPOExtConfig
 from .loss_options import LossOptions, own_tokens
@@ -104,7 +105,8 @@ class DynamicSampling(LossOptions):
         }
         safetensors.torch.save_file(tensors, self._surplus_file(folder))
         if self.args.should_save:
-            (folder / "state.json").write_text(json.dumps({"prompts_taken": self._prompts.position}))
+            with written_whole(folder / "state.json") as unfinished:
+                unfinished.write_text(json.dumps({"prompts_taken": self._prompts.position}))
 
     def load_checkpoint_state(self, checkpoint: Path) -> None:
         super().load_checkpoint_state(checkpoint)

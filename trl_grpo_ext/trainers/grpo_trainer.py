@@ -188,6 +188,7 @@ class GRPOExtTrainer(PushesSafely, DynamicSampling):
 
     def _outcome_advantages(self, num_rows: int) -> torch.Tensor:
         rewards = self.weighted_rewards()
+        rewards = rewards.masked_fill(~rewards.isfinite(), torch.nan)  # one infinite reward would be all there is
         if self.args.process_filter_keep is not None:
             process_scores = self._step_rewards.nanmean(-1)
             kept = consistent_completions(
