@@ -12,9 +12,9 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback
 
-from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
+from ..tiny import prompt_dataset, tiny_tokenizer
 from ..trainers.helpers import make_trainer, process_options
-from . import leave
+from . import join, leave
 
 
 def outcome_rewards(completion_ids, **kwargs):
@@ -130,11 +130,7 @@ def gradient(folder: Path, model_path: str, options: dict, cut: tuple[int, int])
 
 
 def main(folder: Path) -> None:
-    state = PartialState(cpu=True)
-    assert state.num_processes == 2
-    if state.is_main_process:
-        save_tiny_model(folder / "model")
-    state.wait_for_everyone()
+    state = join(folder)
     gradients = {
         (name, cut): gradient(folder / "output", str(folder / "model"), options, cut)
         for name, options in CASES.items()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
+from ..tiny import prompt_dataset, tiny_tokenizer
 from ..trainers.helpers import length_reward, make_trainer
-from . import leave
+from . import join, leave
 from .two_processes import write_result
 
 
@@ -26,11 +26,7 @@ equal_on_the_second_process_at_first.calls = []
 
 
 def main(folder: Path) -> None:
-    state = PartialState(cpu=True)
-    assert state.num_processes == 2
-    if state.is_main_process:
-        save_tiny_model(folder / "model")
-    state.wait_for_everyone()
+    join(folder)
     trainer = make_trainer(
         folder / "output",
         str(folder / "model"),

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from ..tiny import prompt_dataset, save_tiny_model, tiny_tokenizer
+from ..tiny import prompt_dataset, tiny_tokenizer
 from ..trainers.helpers import make_trainer, process_options, step_length_reward
-from . import leave
+from . import join, leave
 
 
 def cut_by_rank(text):
@@ -23,11 +23,7 @@ def cut_by_rank(text):
 
 
 def main(folder: Path) -> None:
-    state = PartialState(cpu=True)
-    assert state.num_processes == 2
-    if state.is_main_process:
-        save_tiny_model(folder / "model")
-    state.wait_for_everyone()
+    join(folder)
     trainer = make_trainer(
         folder / "output",
         str(folder / "model"),

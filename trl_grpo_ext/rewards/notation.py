@@ -21,11 +21,13 @@ MULTIPLES |= {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, 
 MULTIPLIED = re.compile(
     rf"(?P<number>[-+]?[\d.,]+)\s*(?P<multiple>{'|'.join(MULTIPLES)})(?![米克])[^\W\d_\s]?(?:\s+\w+)?"
 )
-FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}  # digits, letters and signs of Chinese texts
-RAISED = {
+# Digits, letters and signs of Chinese texts; raised digits; dashes and spaces
+ONE_FORM: dict[int, int | str] = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+ONE_FORM |= {
     ord(raised): f"^{{{digit}}}"
     for digit, raised in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")
 }
+ONE_FORM |= {0x2212: "-", 0x2013: "-", 0x3000: " ", ord("\n"): " "}
 FRACTION_SIGN = re.compile(r"(?P<whole>\d?)\s*(?P<sign>[\u00bc-\u00be\u2150-\u215e])")
 SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 
@@ -33,14 +35,7 @@ SPACED_DIGITS = re.compile(r"(?<=\d)(?:\{,\}|\\[,;! ]|\s)(?=\d{3}(?!\d))")
 @lru_cache(maxsize=10_000)
 def normalize(answer: str) -> str:
     r"""An answer in one form of digits, signs and spaces, without emphasis around it."""
-    text = (
-        answer.translate(FULL_WIDTH)
-        .translate(RAISED)
-        .replace("\u2212", "-")
-        .replace("\u2013", "-")
-        .replace("\u3000", " ")
-    )
-    text = FRACTION_SIGN.sub(written_out, text).replace("\n", " ").strip()
+    text = FRACTION_SIGN.sub(written_out, answer.translate(ONE_FORM)).strip()
     text = text.strip("*_`").strip().strip("$€£¥").strip().removesuffix(".").strip()
     return SPACED_DIGITS.sub("", text)
 

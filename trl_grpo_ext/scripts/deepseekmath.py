@@ -123,13 +123,14 @@ class DeepSeekMathArguments:
     )
     soft_punish_cache: int | None = field(
         default=None,
-        metadata={"help": "Tokens before `max_completion_length` over which 'soft_overlong_punishment' grows."},
+        metadata={"help": "Tokens before `max_completion_length` over which the overlong punishments grow."},
     )
     step_reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Step rewards: 'working_reward' (embedded tasks only), 'arithmetic_reward', dotted import paths "
-            "of functions, or process reward models (folders or Hub ids)."
+            "help": "Step rewards: 'working_reward' (embedded tasks only), 'arithmetic_reward', "
+            "'step_overlong_punishment', dotted import paths of functions, or process reward models (folders or Hub "
+            "ids)."
         },
     )
     instruction: str | None = field(
