@@ -1,7 +1,11 @@
 """Prompts that are computed once give the log probabilities and gradients of whole rows, whatever the attention."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -16,11 +20,14 @@ from transformers import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
+from trl_grpo_ext.batching import PASS_TOKENS
 from trl_grpo_ext.shared_prefix import (
     SharedPrefix,
     cache_argument,
+    cheapest_prefix,
     has_dropout,
     number_prompts,
+    prefix_batches,
     recomputes_activations,
 )
 
@@ -125,3 +132,48 @@ def test_dropout_and_recomputed_activations_are_seen():
     assert recomputes_activations(model)
     assert has_dropout(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10)))
     assert has_dropout(LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)))
+
+
+ROWS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=9)
+
+
+def cost_of(rows, prefix_length):
+    """Tokens that a padded batch computes, and what its passes cost besides."""
+    beginnings = {tuple(row[:prefix_length]) for row in rows}
+    computed = len(beginnings) * prefix_length + len(rows) * (max(map(len, rows)) - prefix_length)
+    return computed + PASS_TOKENS * (1 + (prefix_length > 0))
+
+
+@given(ROWS, st.integers(0, 8), st.integers(1, 300))
+def test_the_cheapest_beginning_is_found(rows, longest, repeats):
+    rows = [row * repeats for row in rows]  # long enough that a further pass may pay
+    longest = min(longest * repeats, min(map(len, rows)))
+    length, cost = cheapest_prefix(rows, longest)
+    assert length <= longest
+    assert cost == cost_of(rows, length)
+    common = {next((i for i, pair in enumerate(zip(a, b)) if len(set(pair)) > 1), 0) for a in rows for b in rows}  # noqa: B905
+    for other in {0, longest, length - 1, length + 1, *common}:
+        if 0 <= other <= longest:
+            assert cost <= cost_of(rows, other)
+
+
+@given(ROWS, st.integers(1, 4), st.integers(1, 300))
+def test_batches_have_each_row_once_and_cost_no_more_than_by_length(rows, batch_size, repeats):
+    rows = [row * repeats for row in rows]
+    needed_from = [len(row) - 1 for row in rows]
+    plan = prefix_batches(rows, needed_from, batch_size)
+    assert sorted(row for batch, _ in plan for row in batch) == list(range(len(rows)))
+    for batch, prefix_length in plan:
+        assert len(batch) <= batch_size
+        assert all(prefix_length <= needed_from[row] for row in batch)
+    costs = [cost_of([rows[row] for row in batch], length) for batch, length in plan]
+    assert all(first >= second for first, second in pairwise(costs))
+    by_length = sorted(rows, key=lambda row: -len(row))
+    plain = [by_length[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    assert sum(costs) <= sum(cost_of(batch, 0) for batch in plain)
+
+
+def test_rows_that_begin_alike_go_together():
+    first, second = [1] * 900, [2] * 900
+    rows = [first + [3] * 20, second + [4] * 30, first + [5] * 10, second + [6] * 20]
+    assert prefix_batches(rows, [900] * 4, 2) == [([1, 3], 900), ([0, 2], 900)]

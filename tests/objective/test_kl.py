@@ -248,6 +248,15 @@ class TestExpectedGradients:
         paper = relative_error(expected_gradient(policy, reference, "k3", "loss", "naive"), expected)
         assert 1e-3 < per_token < paper
 
+    @pytest.mark.parametrize(("seed", "per_token", "paper"), [(715, 4, 49), (1, 34, 56), (3, 27, 36)])
+    def test_how_far_off_they_are_depends_on_the_policy(self, seed, per_token, paper):
+        """In percent of the sequence's gradient: k2 per token, and the paper's naive k3."""
+        policy, reference = random_policy(seed), random_policy(seed + 100)
+        expected = gradient_of(lambda p: sequence_kl(p, reference), policy)
+        for estimator, error in (("k2", per_token), ("k3", paper)):
+            gradient = expected_gradient(policy, reference, estimator, "loss", "naive")
+            assert round(100 * relative_error(gradient, expected)) == error
+
     @pytest.mark.parametrize("combination", EXPECTED_GRADIENT)
     def test_steps_on_it_alone_reduce_the_exact_divergence(self, combination):
         policy, reference = random_policy(0), random_policy(100)

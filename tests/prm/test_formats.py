@@ -58,9 +58,16 @@ def logits_of(model, ids):
         return model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits[0]
 
 
+@pytest.fixture(autouse=True)
+def free_passes(monkeypatch):
+    """The models are so small that no further forward pass would pay."""
+    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
+
+
 def score_both(prm):
-    """Two completions of unequal length in one batch, so that one is padded."""
+    """Two completions of unequal length in one batch, so that one is padded and their prompt is computed once."""
     rows = prm.score([PROMPT, PROMPT], [STEPS, SHORT])
+    assert prm.can_share_prefixes
     assert [len(row) for row in rows] == [3, 1]
     return rows
 

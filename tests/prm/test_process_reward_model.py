@@ -3,10 +3,20 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForTokenClassification
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    BitsAndBytesConfig,
+    GPT2Config,
+    GPT2ForTokenClassification,
+    LlamaConfig,
+    LlamaForTokenClassification,
+)
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_grpo_ext.prm import ProcessRewardModel
+from trl_grpo_ext import shared_prefix
+from trl_grpo_ext.prm import ProcessRewardModel, process_reward_model
+from trl_grpo_ext.prm.formats import backbone_of
 
 from ..tiny import prompt_dataset
 from ..trainers.helpers import generation_batch, make_trainer, process_options
@@ -110,6 +120,99 @@ class TestScore:
         # the head is kept as it is, without being asked to
         assert not nf4.llm_int8_skip_modules
         assert prm.model.score.weight.dtype == torch.float32
+
+
+GROUPS = [prompt for prompt in PROMPTS for _ in range(3)]
+COMPLETIONS = [*STEPS, *reversed(STEPS), ["9\n"] * 4, ["no"], ["3 + 4 = 7\n", "yes"]]
+
+
+@pytest.fixture
+def free_passes(monkeypatch):
+    """The models are so small that no further forward pass would pay."""
+    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
+
+
+def computed_tokens(prm):
+    """Collects how many tokens each forward pass of a PRM's backbone computes."""
+    computed = []
+    backbone_of(prm.model).register_forward_pre_hook(
+        lambda _, args, kwargs: computed.append((args[0] if args else kwargs["input_ids"]).numel()),
+        with_kwargs=True,
+    )
+    return computed
+
+
+@pytest.mark.usefixtures("free_passes")
+class TestPromptsComputedOnce:
+    @pytest.mark.parametrize("batch_size", [2, 3, 8])
+    @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+    def test_scores_are_those_of_rows_on_their_own(self, prm, attention, batch_size):
+        prm.model.set_attn_implementation(attention)
+        alone = [prm.score([prompt], [steps])[0] for prompt, steps in zip(GROUPS, COMPLETIONS, strict=True)]
+        assert prm.can_share_prefixes is None
+        prm.batch_size = batch_size
+        together = prm.score(GROUPS, COMPLETIONS)
+        assert prm.can_share_prefixes
+        for ours, theirs in zip(together, alone, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+
+    def test_fewer_tokens_are_computed(self, prm):
+        computed = computed_tokens(prm)
+        prm.score(GROUPS, COMPLETIONS)
+        computed.clear()  # the first time it is tried
+        prm.score(GROUPS, COMPLETIONS)
+        shared = sum(computed)
+        computed.clear()
+        prm.can_share_prefixes = False
+        prm.score(GROUPS, COMPLETIONS)
+        assert shared < 0.8 * sum(computed)
+
+    def test_absolute_positions(self, tokenizer):
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, num_labels=2)
+        model = GPT2ForTokenClassification(config)
+        prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="token_classification")
+        together = prm.score(GROUPS, COMPLETIONS)
+        assert prm.can_share_prefixes
+        prm.can_share_prefixes = False
+        for ours, theirs in zip(together, prm.score(GROUPS, COMPLETIONS), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_with_adapters_and_in_half_precision(self, tokenizer, dtype):
+        adapters = LoraConfig(task_type="TOKEN_CLS", target_modules=["q_proj"], init_lora_weights=False)
+        model = get_peft_model(tiny_prm(tokenizer).to(dtype), adapters)
+        prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="token_classification")
+        together = prm.score(GROUPS, COMPLETIONS)
+        assert prm.can_share_prefixes
+        prm.can_share_prefixes = False
+        for ours, theirs in zip(together, prm.score(GROUPS, COMPLETIONS), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5 if dtype == torch.float32 else 0.05)
+
+    def test_a_model_that_keeps_no_past_reads_whole_rows_and_says_so(self, tokenizer, caplog):
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), num_labels=2, **sizes)).eval()
+        prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="token_classification")
+        alone = [prm.score([prompt], [steps])[0] for prompt, steps in zip(GROUPS, COMPLETIONS, strict=True)]
+        for _ in range(2):
+            for ours, theirs in zip(prm.score(GROUPS, COMPLETIONS), alone, strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-5)
+        assert prm.can_share_prefixes is False
+        assert caplog.text.count("computes a prompt for each of its completions: it refused to do so once") == 1
+
+    def test_a_model_whose_scores_would_differ_reads_whole_rows_and_says_so(self, prm, caplog, monkeypatch):
+        expected = prm.score(GROUPS[:1], COMPLETIONS[:1])[0]
+
+        def empty_past(model, input_ids, *args, **kwargs):
+            cache = shared_prefix.cache_of_rows(model, input_ids, *args, **kwargs)
+            for layer in cache.layers:
+                layer.values.zero_()
+            return cache
+
+        monkeypatch.setattr(process_reward_model, "cache_of_rows", empty_past)
+        assert prm.score(GROUPS, COMPLETIONS)[0] == pytest.approx(expected, abs=1e-5)
+        assert prm.can_share_prefixes is False
+        assert caplog.text.count("its scores differ by") == 1
 
 
 class TestAsRewardFunction:

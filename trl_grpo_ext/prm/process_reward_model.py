@@ -1,4 +1,5 @@
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,23 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from ..batching import in_eval_mode, map_by_length, pad_right
+from ..batching import in_eval_mode, pad_right
 from ..choices import unknown_choice
 from ..rewards.answer import completion_text
 from ..scorer import Scorer, loaded_whole, no_such_model
+from ..shared_prefix import COARSE_ROUNDING, ROUNDING, cache_argument, cache_of_rows, computes_coarsely, prefix_batches
 from ..steps import SeparatorSplitter, TextSplitter
-from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, detect_format
+from .formats import (
+    FORMATS,
+    EncodedSteps,
+    PRMFormat,
+    TokenClassificationFormat,
+    backbone_of,
+    detect_format,
+)
 
+
+logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "process_reward_model.json"
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -31,9 +42,11 @@ class ProcessRewardModel(Scorer):
     r"""
     A process reward model (PRM) checkpoint as a reward function.
 
-    It scores every step of a completion in one forward pass, in eval mode and without gradients. Given to
-    [`GRPOExtTrainer`] as one of its `step_reward_funcs` it returns a score a step ([`score_steps`]); as one of the
-    `reward_funcs` of any TRL trainer it returns one number a completion.
+    It scores every step of a completion in one forward pass, in eval mode and without gradients. What completions of a
+    batch have in common at their start, as a prompt, is computed once where that is less work and the model can do it,
+    which is tried on two completions at first. Given to [`GRPOExtTrainer`] as one of its `step_reward_funcs` it
+    returns a score a step ([`score_steps`]); as one of the `reward_funcs` of any TRL trainer it returns one number a
+    completion.
 
     Example:
 
@@ -58,7 +71,7 @@ class ProcessRewardModel(Scorer):
             Splits a completion into steps where none are given. By default at the separator of the training, where the
             checkpoint says it, else at line ends.
         batch_size (`int`, *optional*, defaults to `8`):
-            Number of completions in a forward pass; completions of similar length go together.
+            Number of completions in a forward pass; completions of similar length, or of one prompt, go together.
         max_length (`int`, *optional*):
             Longest input in tokens. Steps that end beyond it have no score (`None`) and are counted in
             `num_cut_steps`. By default that of the training, where the checkpoint says it.
@@ -103,6 +116,7 @@ class ProcessRewardModel(Scorer):
         self.max_length = max_length or settings.get("max_length")
         self.max_completion_length: int | None = settings.get("max_completion_length")
         self.num_cut_steps = 0
+        self.can_share_prefixes: bool | None = None  # not tried yet
 
     def __call__(self, prompts: list, completions: list, **kwargs) -> list[float | None]:
         """
@@ -183,21 +197,59 @@ class ProcessRewardModel(Scorer):
         ]
         to_score = [row for row in encoded if row.positions]
         with in_eval_mode(self.model):
-            scored = iter(map_by_length(self._score_batch, to_score, self.batch_size, lambda row: len(row.ids)))
+            scored = iter(self._score_rows(to_score))
         scores = [next(scored) if row.positions else [] for row in encoded]
         for row, row_steps in zip(scores, steps, strict=True):
             self.num_cut_steps += len(row_steps) - len(row)
             row += [None] * (len(row_steps) - len(row))
         return scores
 
-    def _score_batch(self, encoded: list[EncodedSteps]) -> list[list[float | None]]:
+    def _score_rows(self, rows: list[EncodedSteps]) -> list[list[float | None]]:
+        batches = prefix_batches([row.ids for row in rows], [row.positions[0] for row in rows], self.batch_size)
+        scores: dict[int, list[float | None]] = {}
+        for indices, prefix_length in batches:
+            batch = [rows[index] for index in indices]
+            shares = prefix_length > 0 and self._can_share(batch, prefix_length)
+            scores.update(zip(indices, self._score_batch(batch, prefix_length if shares else 0), strict=True))
+        return [scores[index] for index in range(len(rows))]
+
+    def _score_batch(self, encoded: list[EncodedSteps], prefix_length: int = 0) -> list[list[float | None]]:
+        """Scores of rows, with the ids before `prefix_length` computed once for all rows that begin with them."""
         device = next(self.model.parameters()).device
-        inputs = pad_right([row.ids for row in encoded], 0, device)
+        inputs: dict[str, Any] = pad_right([row.ids for row in encoded], 0, device)
+        if prefix_length:
+            backbone = backbone_of(self.model)
+            prefix, rest = inputs["input_ids"].tensor_split([prefix_length], dim=1)
+            beginning = prefix.unique(dim=0, return_inverse=True)[1]
+            cache_name = cache_argument(backbone)
+            cache = cache_of_rows(backbone, prefix, inputs["attention_mask"][:, :prefix_length], beginning, cache_name)
+            inputs = {**inputs, "input_ids": rest, cache_name: cache}
         counts = [len(row.positions) for row in encoded]
         rows = torch.arange(len(encoded)).repeat_interleave(torch.tensor(counts)).to(device)
         positions = torch.tensor([position for row in encoded for position in row.positions], device=device)
-        logits = self.format.step_logits(self.model, self.tokenizer, inputs, rows, positions)
+        logits = self.format.step_logits(self.model, self.tokenizer, inputs, rows, positions - prefix_length)
         return [row.tolist() for row in self.format.to_scores(logits.float()).cpu().split(counts)]
+
+    def _can_share(self, encoded: list[EncodedSteps], prefix_length: int) -> bool:
+        """Whether the model's scores are the same where a beginning is computed once, tried on two rows at first."""
+        if self.can_share_prefixes is None:
+            try:
+                difference = self._difference_by_sharing(encoded[:2], prefix_length)
+                reason = f"its scores differ by {difference:.2g} on average if it does so once"
+            except Exception as error:  # whatever a model that keeps no past raises
+                difference, reason = float("inf"), f"it refused to do so once ({error})"
+            limit = COARSE_ROUNDING if computes_coarsely(self.model) else ROUNDING
+            self.can_share_prefixes = difference <= limit
+            if not self.can_share_prefixes:
+                logger.warning("The PRM computes a prompt for each of its completions: %s.", reason)
+        return self.can_share_prefixes
+
+    def _difference_by_sharing(self, encoded: list[EncodedSteps], prefix_length: int) -> float:
+        shared, whole = (
+            torch.tensor([score for row in self._score_batch(encoded, length) for score in row])
+            for length in (prefix_length, 0)
+        )
+        return (shared - whole).abs().mean().item()
 
 
 def read_settings(name_or_path: str) -> dict[str, Any]:

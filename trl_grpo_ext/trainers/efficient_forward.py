@@ -4,14 +4,20 @@ from typing import Any
 import torch
 
 from ..batching import RowGroup, batched, group_cost, length_groups, scatter_groups
-from ..shared_prefix import SharedPrefix, cache_argument, has_dropout, number_prompts, recomputes_activations
+from ..shared_prefix import (
+    COARSE_ROUNDING,
+    ROUNDING,
+    SharedPrefix,
+    cache_argument,
+    computes_coarsely,
+    has_dropout,
+    number_prompts,
+    recomputes_activations,
+)
 from .seams import GRPOSeams
 
 
 logger = logging.getLogger(__name__)
-
-# Mean differences of log probabilities below which a model counts as one that can share prompts
-ROUNDING, COARSE_ROUNDING = 1e-3, 0.1  # of float32, and of bfloat16, float16 and quantized weights
 
 
 class EfficientForward(GRPOSeams):
@@ -145,7 +151,8 @@ class EfficientForward(GRPOSeams):
             return False
         mask = attention_mask[:, -logits_to_keep:].bool()
         difference = (ours - theirs)[mask].abs().mean().item()
-        if difference <= (COARSE_ROUNDING if self._computes_coarsely(model) else ROUNDING):
+        is_coarse = self.accelerator.mixed_precision != "no" or computes_coarsely(self.accelerator.unwrap_model(model))
+        if difference <= (COARSE_ROUNDING if is_coarse else ROUNDING):
             return True
         logger.warning(
             "The prompt of a group is computed for each completion, as log probabilities differ by %.2g on average if "
@@ -153,11 +160,6 @@ class EfficientForward(GRPOSeams):
             difference,
         )
         return False
-
-    def _computes_coarsely(self, model) -> bool:
-        unwrapped = self.accelerator.unwrap_model(model)
-        is_whole = unwrapped.dtype in (torch.float32, torch.float64) and self.accelerator.mixed_precision == "no"
-        return not is_whole or getattr(unwrapped, "is_quantized", False)
 
     def _sharing(self, model, prompt_of: torch.Tensor, group: RowGroup, logits_to_keep: int):
         """The model, so that it computes the prompts of a group once, where rows have one in common."""
