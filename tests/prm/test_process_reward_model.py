@@ -157,6 +157,7 @@ class TestPromptsComputedOnce:
             assert ours == pytest.approx(theirs, abs=1e-5)
 
     def test_fewer_tokens_are_computed(self, prm):
+        prm.batch_size = 3
         computed = computed_tokens(prm)
         prm.score(GROUPS, COMPLETIONS)
         computed.clear()  # the first time it is tried
