@@ -34,3 +34,9 @@ def tokenizer():
 @pytest.fixture
 def model(tokenizer):
     return tiny_model(tokenizer)
+
+
+@pytest.fixture
+def free_passes(monkeypatch):
+    """The models are so small that no further forward pass would pay."""
+    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)

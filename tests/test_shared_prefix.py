@@ -151,7 +151,8 @@ def test_the_cheapest_beginning_is_found(rows, longest, repeats):
     length, cost = cheapest_prefix(rows, longest)
     assert length <= longest
     assert cost == cost_of(rows, length)
-    common = {next((i for i, pair in enumerate(zip(a, b)) if len(set(pair)) > 1), 0) for a in rows for b in rows}  # noqa: B905
+    differ = [[i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] for a in rows for b in rows]
+    common = {places[0] for places in differ if places}
     for other in {0, longest, length - 1, length + 1, *common}:
         if 0 <= other <= longest:
             assert cost <= cost_of(rows, other)
@@ -160,12 +161,12 @@ def test_the_cheapest_beginning_is_found(rows, longest, repeats):
 @given(ROWS, st.integers(1, 4), st.integers(1, 300))
 def test_batches_have_each_row_once_and_cost_no_more_than_by_length(rows, batch_size, repeats):
     rows = [row * repeats for row in rows]
-    needed_from = [len(row) - 1 for row in rows]
-    plan = prefix_batches(rows, needed_from, batch_size)
+    shared_up_to = [len(row) - 1 for row in rows]
+    plan = prefix_batches(rows, shared_up_to, batch_size)
     assert sorted(row for batch, _ in plan for row in batch) == list(range(len(rows)))
     for batch, prefix_length in plan:
         assert len(batch) <= batch_size
-        assert all(prefix_length <= needed_from[row] for row in batch)
+        assert all(prefix_length <= shared_up_to[row] for row in batch)
     costs = [cost_of([rows[row] for row in batch], length) for batch, length in plan]
     assert all(first >= second for first, second in pairwise(costs))
     by_length = sorted(rows, key=lambda row: -len(row))

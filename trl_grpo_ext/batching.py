@@ -21,14 +21,11 @@ def batched(items: list[Row], size: int) -> Iterator[list[Row]]:
 
 
 def map_by_length(
-    function: Callable[[list[Row]], Sequence[Result]],
-    rows: Sequence[Row],
-    batch_size: int,
-    length: Callable[[Row], int] = len,  # type: ignore[assignment]
+    function: Callable[[list[list[int]]], Sequence[Result]], rows: Sequence[list[int]], batch_size: int
 ) -> list[Result]:
-    """The results of a function of batches, for each row, with rows of similar length in one batch."""
+    """The results of a function of batches of ids, for each row, with rows of similar length in one batch."""
     # Longest first, so that what does not fit in memory shows at once
-    order = sorted(range(len(rows)), key=lambda index: -length(rows[index]))
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     results: dict[int, Result] = {}
     for batch in batched(order, batch_size):
         results.update(zip(batch, function([rows[index] for index in batch]), strict=True))

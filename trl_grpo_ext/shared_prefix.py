@@ -111,7 +111,7 @@ def number_prompts(input_ids: torch.Tensor, attention_mask: torch.Tensor, prompt
 
 
 def prefix_batches(
-    rows: Sequence[list[int]], needed_from: Sequence[int], batch_size: int
+    rows: Sequence[list[int]], shared_up_to: Sequence[int], batch_size: int
 ) -> list[tuple[list[int], int]]:
     """
     Cut rows of ids into batches that compute little: of rows that are as long, or of rows that begin alike.
@@ -119,8 +119,8 @@ def prefix_batches(
     Args:
         rows (`Sequence[list[int]]` of length B):
             The ids.
-        needed_from (`Sequence[int]` of length B):
-            Position in each row before which no output is needed.
+        shared_up_to (`Sequence[int]` of length B):
+            How many ids at the start of each row may be computed for other rows as well: no output is needed there.
         batch_size (`int`):
             Number of rows in a batch.
 
@@ -135,7 +135,7 @@ def prefix_batches(
     for order in (by_length, by_beginning):
         batches = list(batched(order, batch_size))
         prefixes = [
-            cheapest_prefix([rows[row] for row in batch], min(needed_from[row] for row in batch)) for batch in batches
+            cheapest_prefix([rows[row] for row in batch], min(shared_up_to[row] for row in batch)) for batch in batches
         ]
         costs = [cost for _, cost in prefixes]
         plan = [(batch, length) for batch, (length, _) in zip(batches, prefixes, strict=True)]

@@ -20,6 +20,8 @@ from trl_grpo_ext.prm.heads import Qwen2ForProcessRewardModel, Qwen2ForStepValue
 from ..tiny import tiny_tokenizer
 
 
+pytestmark = pytest.mark.usefixtures("free_passes")
+
 PROMPT = "How many are 3 + 4?"
 CONVERSATION = [{"role": "system", "content": "Think."}, {"role": "user", "content": PROMPT}]
 STEPS = ["First 3 + 4 = 7\n", "so it is 7.\n", "The answer is 7."]
@@ -56,12 +58,6 @@ def make(model_class, config_class, tokenizer, **options):
 def logits_of(model, ids):
     with torch.no_grad():
         return model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long)).logits[0]
-
-
-@pytest.fixture(autouse=True)
-def free_passes(monkeypatch):
-    """The models are so small that no further forward pass would pay."""
-    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
 
 
 def score_both(prm):

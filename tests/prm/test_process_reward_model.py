@@ -1,4 +1,5 @@
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -126,10 +127,9 @@ GROUPS = [prompt for prompt in PROMPTS for _ in range(3)]
 COMPLETIONS = [*STEPS, *reversed(STEPS), ["9\n"] * 4, ["no"], ["3 + 4 = 7\n", "yes"]]
 
 
-@pytest.fixture
-def free_passes(monkeypatch):
-    """The models are so small that no further forward pass would pay."""
-    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
+def assert_same_scores(ours, theirs, tolerance=1e-5):
+    for row, other in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(other, abs=tolerance)
 
 
 def computed_tokens(prm):
@@ -153,8 +153,7 @@ class TestPromptsComputedOnce:
         prm.batch_size = batch_size
         together = prm.score(GROUPS, COMPLETIONS)
         assert prm.can_share_prefixes
-        for ours, theirs in zip(together, alone, strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-5)
+        assert_same_scores(together, alone)
 
     def test_fewer_tokens_are_computed(self, prm):
         prm.batch_size = 3
@@ -176,8 +175,7 @@ class TestPromptsComputedOnce:
         together = prm.score(GROUPS, COMPLETIONS)
         assert prm.can_share_prefixes
         prm.can_share_prefixes = False
-        for ours, theirs in zip(together, prm.score(GROUPS, COMPLETIONS), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-5)
+        assert_same_scores(together, prm.score(GROUPS, COMPLETIONS))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_with_adapters_and_in_half_precision(self, tokenizer, dtype):
@@ -187,8 +185,8 @@ class TestPromptsComputedOnce:
         together = prm.score(GROUPS, COMPLETIONS)
         assert prm.can_share_prefixes
         prm.can_share_prefixes = False
-        for ours, theirs in zip(together, prm.score(GROUPS, COMPLETIONS), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-5 if dtype == torch.float32 else 0.05)
+        tolerance = 1e-5 if dtype == torch.float32 else 0.05
+        assert_same_scores(together, prm.score(GROUPS, COMPLETIONS), tolerance)
 
     def test_a_model_that_keeps_no_past_reads_whole_rows_and_says_so(self, tokenizer, caplog):
         sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -196,10 +194,23 @@ class TestPromptsComputedOnce:
         prm = ProcessRewardModel(model, tokenizer=tokenizer, prm_format="token_classification")
         alone = [prm.score([prompt], [steps])[0] for prompt, steps in zip(GROUPS, COMPLETIONS, strict=True)]
         for _ in range(2):
-            for ours, theirs in zip(prm.score(GROUPS, COMPLETIONS), alone, strict=True):
-                assert ours == pytest.approx(theirs, abs=1e-5)
+            assert_same_scores(prm.score(GROUPS, COMPLETIONS), alone)
         assert prm.can_share_prefixes is False
         assert caplog.text.count("computes a prompt for each of its completions: it refused to do so once") == 1
+
+    def test_a_model_that_cannot_has_its_rows_cut_by_length(self, prm, monkeypatch):
+        prm.can_share_prefixes, prm.batch_size = False, 3
+        lengths = []
+        score_batch = prm._score_batch
+
+        def record(encoded, prefix_length):
+            assert prefix_length == 0
+            lengths.append([len(row.ids) for row in encoded])
+            return score_batch(encoded, prefix_length)
+
+        monkeypatch.setattr(prm, "_score_batch", record)
+        prm.score(GROUPS, COMPLETIONS)
+        assert all(min(first) >= max(second) for first, second in pairwise(lengths))
 
     def test_a_model_whose_scores_would_differ_reads_whole_rows_and_says_so(self, prm, caplog, monkeypatch):
         expected = prm.score(GROUPS[:1], COMPLETIONS[:1])[0]

@@ -14,6 +14,8 @@ from ..tiny import prompt_dataset, save_tiny_model
 from .helpers import bitwise_config, length_reward, make_trainer, process_options
 
 
+pytestmark = pytest.mark.usefixtures("free_passes")
+
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 OPTIONS = {
     "outcome": {},
@@ -33,12 +35,6 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def groups_of_any_size(monkeypatch):
-    """The models are so small that no further forward pass would pay."""
-    monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 0)
 
 
 def all_same_in_every_other_group(prompts, completion_ids, **kwargs):

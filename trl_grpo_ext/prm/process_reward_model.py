@@ -15,16 +15,17 @@ from ..batching import in_eval_mode, pad_right
 from ..choices import unknown_choice
 from ..rewards.answer import completion_text
 from ..scorer import Scorer, loaded_whole, no_such_model
-from ..shared_prefix import COARSE_ROUNDING, ROUNDING, cache_argument, cache_of_rows, computes_coarsely, prefix_batches
-from ..steps import SeparatorSplitter, TextSplitter
-from .formats import (
-    FORMATS,
-    EncodedSteps,
-    PRMFormat,
-    TokenClassificationFormat,
-    backbone_of,
-    detect_format,
+from ..shared_prefix import (
+    COARSE_ROUNDING,
+    ROUNDING,
+    cache_argument,
+    cache_of_rows,
+    computes_coarsely,
+    number_prompts,
+    prefix_batches,
 )
+from ..steps import SeparatorSplitter, TextSplitter
+from .formats import FORMATS, EncodedSteps, PRMFormat, TokenClassificationFormat, backbone_of, detect_format
 
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,9 @@ class ProcessRewardModel(Scorer):
         return scores
 
     def _score_rows(self, rows: list[EncodedSteps]) -> list[list[float | None]]:
-        batches = prefix_batches([row.ids for row in rows], [row.positions[0] for row in rows], self.batch_size)
+        # A model that cannot share has its rows cut by length alone
+        shared_up_to = [0 if self.can_share_prefixes is False else row.positions[0] for row in rows]
+        batches = prefix_batches([row.ids for row in rows], shared_up_to, self.batch_size)
         scores: dict[int, list[float | None]] = {}
         for indices, prefix_length in batches:
             batch = [rows[index] for index in indices]
@@ -219,11 +222,11 @@ class ProcessRewardModel(Scorer):
         inputs: dict[str, Any] = pad_right([row.ids for row in encoded], 0, device)
         if prefix_length:
             backbone = backbone_of(self.model)
-            prefix, rest = inputs["input_ids"].tensor_split([prefix_length], dim=1)
-            beginning = prefix.unique(dim=0, return_inverse=True)[1]
             cache_name = cache_argument(backbone)
-            cache = cache_of_rows(backbone, prefix, inputs["attention_mask"][:, :prefix_length], beginning, cache_name)
-            inputs = {**inputs, "input_ids": rest, cache_name: cache}
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
+            beginning = number_prompts(ids, mask, prefix_length)
+            cache = cache_of_rows(backbone, ids[:, :prefix_length], mask[:, :prefix_length], beginning, cache_name)
+            inputs = {"input_ids": ids[:, prefix_length:], "attention_mask": mask, cache_name: cache}
         counts = [len(row.positions) for row in encoded]
         rows = torch.arange(len(encoded)).repeat_interleave(torch.tensor(counts)).to(device)
         positions = torch.tensor([position for row in encoded for position in row.positions], device=device)
