@@ -29,6 +29,21 @@ def test_a_checker_that_hangs_is_ended_and_the_next_answer_is_checked(process):
     assert process.same("x+2", "1+x") is False
 
 
+def test_a_checker_that_hangs_is_ended_by_its_alarm_and_not_asked_again(process):
+    started = time.perf_counter()
+    for _ in range(3):
+        assert process.same(*ENDLESS) is None
+        assert process._process.returncode == -signal.SIGALRM
+    assert time.perf_counter() - started > 3 * 3
+
+
+def test_a_question_that_is_asked_again_and_takes_too_long_leaves_none_to_a_process_about_to_end(process):
+    threading.Timer(0.5, process._process.kill).start()
+    assert process.same(*ENDLESS) is None
+    assert process._process.returncode == -signal.SIGALRM  # it was waited for
+    assert process.same("x+1", "1+x") is True
+
+
 def test_a_checker_that_was_killed_is_started_again(process):
     os.kill(process._process.pid, signal.SIGKILL)
     assert process.same("x+1", "1+x") is True

@@ -1,7 +1,7 @@
 """
 The process in which math-verify compares answers: run as a script, it reads and writes lines of JSON.
 
-A watchdog that needs no interpreter ends it where a comparison takes too long, so that a power tower, which holds the
+An alarm that needs no interpreter ends it where a comparison takes too long, so that a power tower, which holds the
 interpreter for ever, cannot hold the training. Whoever asked sees the process end.
 """
 
@@ -9,7 +9,10 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from math_verify import parse, verify
 from sympy import Eq, Expr, N, simplify
@@ -48,15 +51,29 @@ def differ(parsed_answer: list, parsed_gold: list) -> bool:
     return bool(abs(gold) < ROUNDED_TO_ZERO) and bool(abs(answer - gold) > RELATIVE_TOLERANCE * abs(gold))
 
 
+@contextlib.contextmanager
+def ends_after(seconds: float, nowhere: TextIO) -> Iterator[None]:
+    """Within it the process ends after some seconds."""
+    if not hasattr(signal, "setitimer"):  # Windows; where there is an alarm it is better, as a dump may crash
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+        yield
+        faulthandler.cancel_dump_traceback_later()
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def main() -> None:
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whoever started this may have ignored it
     replies = sys.stdout
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         same_mathematics("x + 1", "1 + x")  # what is slow the first time is no fault of the first question
         for line in sys.stdin:
             answer, gold, seconds = json.loads(line)
-            faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
-            verdict = bool(same_mathematics(answer, gold))
-            faulthandler.cancel_dump_traceback_later()
+            with ends_after(seconds, nowhere):
+                verdict = bool(same_mathematics(answer, gold))
             print(json.dumps(verdict), file=replies, flush=True)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 
 SECONDS_TO_VERIFY = 5.0
+TOOK_TOO_LONG = -getattr(signal, "SIGALRM", 0)  # what the process returns whose alarm has ended it
 WORKER = Path(__file__).with_name("math_verify_worker.py")
 
 
@@ -34,14 +36,17 @@ class MathVerifyProcess:
         """Whether two answers are the same; `None` if it took too long, or math-verify failed."""
         question = json.dumps([answer, gold, self.seconds])
         with self._lock:
-            reply = ask(self._running(), question) or self._ask_again(question)
+            reply, was_killed = self._ask(question)
+            if was_killed:
+                reply, _ = self._ask(question)
         return json.loads(reply) if reply else None
 
-    def _ask_again(self, question: str) -> str:
-        """Ask another process, where the one that was asked was killed and did not end itself."""
-        assert self._process is not None
-        was_killed = self._process.wait() < 0
-        return ask(self._running(), question) if was_killed else ""
+    def _ask(self, question: str) -> tuple[str, bool]:
+        """The answer, nothing if the process has ended, and whether it was killed and did not end itself."""
+        process = self._running()
+        reply = ask(process, question)
+        # Waited for, so that the next question is not asked of a process that is about to end
+        return reply, not reply and process.wait() < 0 and process.returncode != TOOK_TOO_LONG
 
     def _running(self) -> subprocess.Popen:
         if self._process is None or self._process.poll() is not None:
