@@ -1,9 +1,11 @@
 """Prompts that are computed once give the log probabilities and gradients of whole rows, whatever the attention."""
 
+import copy
 from itertools import pairwise
 
 import pytest
 import torch
+import transformers.modeling_flash_attention_utils as flash_attention
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
@@ -53,6 +55,7 @@ MODELS = {
         ),
     ),
 }  # fmt: skip
+FLASH_MODELS = [name for name in MODELS if "gpt2" not in name]  # which transformers refuses in float32
 PROMPT_LENGTHS = [9, 9, 9, 4, 4, 9, 1]  # the third prompt of 9 tokens is another one
 PROMPTS = [0, 0, 0, 1, 1, 2, 3]
 COMPLETION_LENGTHS = [6, 1, 4, 6, 2, 5, 3]
@@ -81,13 +84,66 @@ def logps_and_gradient(model, caller, ids, mask, labels):
     return logps.detach(), entropy, gradient
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", MODELS)
-def test_log_probabilities_entropies_and_gradients_are_those_of_whole_rows(name, attention):
+def attend(queries, keys, values, causal, softmax_scale, window_size=(-1, -1)):
+    """What flash attention computes, in float32 on a CPU: causal masks end at the last query and the last key."""
+    repeats = queries.shape[-2] // keys.shape[-2]
+    keys, values = (each.repeat_interleave(repeats, -2) for each in (keys, values))
+    scores = torch.einsum("...qhd,...khd->...hqk", queries, keys) * softmax_scale
+    last = torch.arange(queries.shape[-3])[:, None] + keys.shape[-3] - queries.shape[-3]
+    before = last - torch.arange(keys.shape[-3])  # how far a key is behind its query
+    assert causal
+    is_seen = (before >= 0) & ((before <= window_size[0]) | (window_size[0] < 0))
+    return torch.einsum("...hqk,...khd->...qhd", scores.masked_fill(~is_seen, -torch.inf).softmax(-1), values)
+
+
+def attend_to_packed_rows(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, window_size=(-1, -1)
+):
+    """The same for rows one after the other, without padding."""
+    ends = ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
+    rows = zip(*(tensor.tensor_split(lengths[1:-1].tolist()) for tensor, lengths in ends), strict=True)
+    return torch.cat([attend(*row, causal, softmax_scale, window_size) for row in rows])
+
+
+@pytest.fixture
+def flash_attention_without_a_gpu(monkeypatch):
+    """All of transformers' flash attention, which drops padding and cuts masks, but the kernel."""
+    kernels = (attend, attend_to_packed_rows, None, flash_attention._pad_input, flash_attention._unpad_input)
+    monkeypatch.setattr(flash_attention, "_lazy_imports", lambda *args, **kwargs: kernels)
+    monkeypatch.setattr(flash_attention, "_loaded_implementation", None)
+
+
+def build_model(name, attention):
     model_class, config = MODELS[name]
     torch.manual_seed(0)
-    model = model_class._from_config(config, attn_implementation=attention).train()
+    model = model_class._from_config(
+        copy.deepcopy(config), attn_implementation="eager" if attention == "flash" else attention
+    )
+    if attention == "flash":
+        model.config._attn_implementation = "flash_attention_2"  # set_attn_implementation() wants a GPU
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model.train()
+
+
+@pytest.mark.parametrize("name", FLASH_MODELS)
+@pytest.mark.usefixtures("flash_attention_without_a_gpu")
+def test_the_stand_in_for_flash_attention_computes_attention(name):
+    batch = batch_of_ids()
+    flash, eager = (build_model(name, attention) for attention in ("flash", "eager"))
+    for ours, theirs in zip(
+        logps_and_gradient(flash, flash, *batch), logps_and_gradient(eager, eager, *batch), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [(name, attention) for attention in ("sdpa", "eager") for name in MODELS]
+    + [(name, "flash") for name in FLASH_MODELS],
+)
+@pytest.mark.usefixtures("flash_attention_without_a_gpu")
+def test_log_probabilities_entropies_and_gradients_are_those_of_whole_rows(name, attention):
+    model = build_model(name, attention)
     ids, mask, labels = batch_of_ids()
     prompt_of = number_prompts(ids, mask, 9)
     whole = logps_and_gradient(model, model, ids, mask, labels)

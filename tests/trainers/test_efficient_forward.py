@@ -1,5 +1,6 @@
 """What saves work changes no number but by rounding, and does save it."""
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -16,6 +17,23 @@ from .helpers import bitwise_config, length_reward, make_trainer, process_option
 
 pytestmark = pytest.mark.usefixtures("free_passes")
 
+
+def with_tool_results(prompts, trainer):
+    """Completions of many lengths with tokens that the policy has not sampled; every fourth is not ended."""
+    rng = np.random.default_rng(trainer.state.global_step)
+    end = trainer.processing_class.eos_token_id
+    completions = [
+        [*rng.integers(120, 250, length).tolist(), end if index % 4 else 120]
+        for index, length in enumerate(rng.integers(4, 12, len(prompts)))
+    ]
+    return {
+        "prompt_ids": [trainer.processing_class.encode(prompt) for prompt in prompts],
+        "completion_ids": completions,
+        "logprobs": None,
+        "env_mask": [[1, 0, 0, *[1] * (len(ids) - 3)] for ids in completions],
+    }
+
+
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
 OPTIONS = {
     "outcome": {},
@@ -27,6 +45,8 @@ OPTIONS = {
     "high-entropy tokens": {"top_entropy_quantile": 0.5},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "LoRA": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.04},
+    "tool mask": {"rollout_func": with_tool_results, "beta": 0.04},
+    "process, tool mask": process_options(rollout_func=with_tool_results),
     "process": process_options(),
     "process, KL in the reward": process_options(beta=0.04, kl_estimator="k1", kl_placement="reward"),
 }

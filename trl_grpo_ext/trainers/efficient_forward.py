@@ -28,6 +28,13 @@ class EfficientForward(GRPOSeams):
 
     can_share_prompts: bool | None = None  # not tried yet
 
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        saves_work = any(getattr(self.args, name, False) for name in ("efficient_microbatches", "skip_zero_advantage"))
+        if saves_work and self.args.ddp_broadcast_buffers is None:
+            # Each forward pass would wait for one of every other process, which may need fewer
+            self.accelerator.ddp_handler.broadcast_buffers = False
+
     def logps_and_entropies(self, *args, **kwargs):
         if len(args) != 4 or is_multimodal(kwargs):
             return super().logps_and_entropies(*args, **kwargs)

@@ -100,8 +100,9 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
         efficient_microbatches (`bool`, *optional*, defaults to `True`):
             Whether padding is trimmed, rows of similar length are forwarded together, and the prompt of a group is
             computed once for all of its completions, of the policy and of the reference. The numbers stay the same,
-            to rounding (with dropout, in distribution). Several forward passes make a loss then, other than with FSDP
-            and DeepSpeed, where a batch is trimmed only. Prompts are computed once where nothing is dropped out or
+            to rounding (with dropout, in distribution). Several forward passes make a loss then, as many as a process
+            needs, so that buffers are not broadcast before each; with FSDP, DeepSpeed, `ddp_static_graph` or
+            `ddp_broadcast_buffers` a batch is trimmed only. Prompts are computed once where nothing is dropped out or
             recomputed (`gradient_checkpointing`) and the model gives the same of two completions in either way, which
             is tried once.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):

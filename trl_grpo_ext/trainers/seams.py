@@ -314,7 +314,9 @@ class GRPOSeams(GRPOTrainer):
         """Whether a loss may come of several forward passes, of other numbers on other processes."""
         checkpointing = self.args.gradient_checkpointing_kwargs or {}
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        return not is_sharded and not checkpointing.get("use_reentrant", False)
+        needs_equal_passes = self.accelerator.num_processes > 1 and self.accelerator.ddp_handler.broadcast_buffers
+        needs_one_pass = checkpointing.get("use_reentrant", False) or self.args.ddp_static_graph
+        return not (is_sharded or needs_equal_passes or needs_one_pass)
 
     @property
     def mode(self) -> str:
