@@ -5,7 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_grpo_ext.batching import PASS_TOKENS, cheapest_cuts, group_cost, length_groups, map_by_length, scatter_groups
+from trl_grpo_ext.batching import (
+    PASS_TOKENS,
+    cheapest_cuts,
+    cheapest_order,
+    group_cost,
+    length_groups,
+    map_by_length,
+    scatter_groups,
+)
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=40)
@@ -70,14 +78,44 @@ def test_no_other_cuts_compute_less(rows, shares_prompts):
 
     inner = range(1, len(rows))
     every = [[0, *cuts, len(rows)] for size in range(len(rows)) for cuts in combinations(inner, size)]
-    chosen = cheapest_cuts(starts, ends, prompts if shares_prompts else None, 10, True)
-    assert cost(chosen) == min(map(cost, every))
+    least, chosen = cheapest_cuts(starts, ends, prompts if shares_prompts else None, 10, True)
+    assert least == cost(chosen) == min(map(cost, every))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400)), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_batches_of_the_order_compute_no_more_than_by_length_or_by_prompt(rows, batch_size, shares_prompts, random):
+    rows = rows * batch_size
+    random.shuffle(rows)
+    mask, keep = padded_mask(rows)
+    first = mask.shape[1] - keep
+    prompt_of = torch.tensor([before % 3 for before, _ in rows]) if shares_prompts else None
+
+    def cost(order):
+        total = 0
+        for batch in order.split(batch_size):
+            prompts = None if prompt_of is None else prompt_of[batch]
+            for group in length_groups(mask[batch], keep, True, True, prompts):
+                count = len(group.rows if prompts is None else prompts[group.rows].unique())
+                total += group_cost(len(group.rows), count, group.start, first, group.end)
+        return total
+
+    order = cheapest_order(mask, keep, True, True, batch_size, prompt_of)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    by_length = torch.tensor(sorted(range(len(rows)), key=lambda row: -sum(rows[row])))
+    assert cost(order) <= cost(by_length)
+    if shares_prompts:
+        assert cost(order) <= cost(torch.tensor(sorted(by_length.tolist(), key=lambda row: rows[row][0] % 3)))
 
 
 def test_many_rows_are_cut_in_no_time():
     lengths = torch.randint(20, 2000, (4096,)).sort().values.tolist()
     started = time.perf_counter()
-    assert len(cheapest_cuts([0] * 4096, lengths, None, 10, True)) <= 33
+    assert len(cheapest_cuts([0] * 4096, lengths, None, 10, True)[1]) <= 33
     assert time.perf_counter() - started < 5
 
 

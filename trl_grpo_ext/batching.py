@@ -97,6 +97,54 @@ def length_groups(
         `list[RowGroup]`: each row is in one group. Of all ways to cut them, in the order of their lengths, the one
         that computes least, counting [`PASS_TOKENS`] for each pass.
     """
+    starts, ends = spans(attention_mask, logits_to_keep, trims_left)
+    order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
+    prompts = None if prompt_of is None else prompt_of[order].tolist()
+    first_completion = attention_mask.shape[1] - logits_to_keep
+    _, cuts = cheapest_cuts(starts[order].tolist(), ends[order].tolist(), prompts, first_completion, splits)
+    parts = [order[first:last] for first, last in pairwise(cuts)]
+    return [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in parts]
+
+
+def cheapest_order(
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    trims_left: bool,
+    splits: bool,
+    batch_size: int,
+    prompt_of: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    An order of rows in which batches of neighbours compute little: of rows as long, or of rows with one prompt.
+
+    Args:
+        attention_mask, logits_to_keep, trims_left, splits, prompt_of:
+            As of [`length_groups`], into which each batch is cut.
+        batch_size (`int`):
+            Number of rows in a batch, of which B is a multiple.
+
+    Returns:
+        `torch.Tensor` of shape (B,): indices of the rows.
+    """
+    starts, ends = spans(attention_mask, logits_to_keep, trims_left)
+    # Longest first, so that what does not fit in memory shows at once
+    by_length = (ends - starts).argsort(descending=True, stable=True)
+    if prompt_of is None:
+        return by_length
+    prompt_of = prompt_of.cpu()
+    by_prompt = by_length[prompt_of[by_length].argsort(stable=True)]
+
+    def cost(order: torch.Tensor) -> int:
+        batches = [rows[ends[rows].argsort(stable=True)] for rows in order.split(batch_size)]
+        columns = [(starts[rows].tolist(), ends[rows].tolist(), prompt_of[rows].tolist()) for rows in batches]
+        first_completion = attention_mask.shape[1] - logits_to_keep
+        return sum(cheapest_cuts(*column, first_completion, splits)[0] for column in columns)
+
+    return min((by_length, by_prompt), key=cost)
+
+
+def spans(attention_mask: torch.Tensor, logits_to_keep: int, trims_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """First column of each row's tokens, and the one after the last, as [`length_groups`] may cut them, each (B,)."""
     is_token = attention_mask.bool()
     length = attention_mask.shape[1]
     first_completion = length - logits_to_keep
@@ -105,16 +153,12 @@ def length_groups(
     if not trims_left:
         starts = torch.zeros_like(starts)
     starts, ends = torch.stack([starts, ends]).cpu()  # once, instead of waiting for the device at each group
-    order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
-    prompts = None if prompt_of is None else prompt_of[order].tolist()
-    cuts = cheapest_cuts(starts[order].tolist(), ends[order].tolist(), prompts, first_completion, splits)
-    parts = [order[first:last] for first, last in pairwise(cuts)]
-    return [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in parts]
+    return starts, ends
 
 
 def cheapest_cuts(
     starts: list[int], ends: list[int], prompts: list[int] | None, first_completion: int, splits: bool
-) -> list[int]:
+) -> tuple[int, list[int]]:
     """
     Where to cut rows, in the order in which they are given, so that their groups compute least.
 
@@ -129,7 +173,8 @@ def cheapest_cuts(
             Whether there may be more than one group.
 
     Returns:
-        `list[int]`: 0, the first row of each further group, and B.
+        `tuple[int, list[int]]`: what the groups cost, and where they are cut: 0, the first row of each further group,
+        and B.
     """
     num_rows = len(starts)
     num_places = min(num_rows, MOST_GROUPS) if splits else 1
@@ -145,7 +190,7 @@ def cheapest_cuts(
             cost += group_cost(last - first, num_prompts, min(starts[rows]), first_completion, max(ends[rows]))
             options.append((cost, [*cuts, last]))
         cheapest[last] = min(options)
-    return cheapest[num_rows][1]
+    return cheapest[num_rows]
 
 
 def group_cost(num_rows: int, num_prompts: int, start: int, first_completion: int, end: int) -> int:

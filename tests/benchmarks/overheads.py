@@ -8,15 +8,12 @@ outcome supervision, process supervision by rule and a PRM of the policy's size,
 memory is that of a process of its own for each side.
 """
 
-import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 
-import psutil
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -25,6 +22,8 @@ from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, ProcessRewardModel
 from trl_grpo_ext.objective import process_advantages
 from trl_grpo_ext.rewards import answer_reward
 from trl_grpo_ext.tasks import EMBEDDED_JUDGE, EMBEDDED_POLICY, make_dataset, working_reward
+
+from .memory import peak_bytes
 
 
 ROWS, STEPS = 128, 6
@@ -117,22 +116,12 @@ def record_scoring(trainer) -> list[float]:
     return spent
 
 
-def measure_memory(side: str, folder: str, results) -> None:
-    torch.set_num_threads(1)
-    trainer = make_trainer(side, folder)
-    before = psutil.Process().memory_info().rss
-    trainer.train()
-    results.put((side, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+def prepare_training(side: str, folder: str) -> Callable:
+    return make_trainer(side, folder).train
 
 
 def print_memory(folder: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    for side in ("TRL", "outcome", "process by rule"):
-        process = context.Process(target=measure_memory, args=(side, folder, results))
-        process.start()
-        process.join()
-    peaks = dict(results.get() for _ in range(3))
+    peaks = {side: peak_bytes(prepare_training, side, folder) for side in ("TRL", "outcome", "process by rule")}
     for side, peak in peaks.items():
         print(f"peak memory of training, {side:<15} {peak / 2**20:4.0f} MiB, {peak / peaks['TRL']:.2f} of TRL's")
 

@@ -7,13 +7,11 @@ Both sides do the same work (sampling, reference, policy steps, scoring, reward 
 process of their own; what is printed is the growth of a process over what it holds before a model is loaded.
 """
 
-import multiprocessing
-import resource
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import psutil
-import torch
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -22,6 +20,7 @@ from trl_grpo_ext import IterativeGRPOConfig, IterativeGRPOTrainer
 from ..iterative.helpers import parity_verifier
 from ..tiny import prompt_dataset, tiny_tokenizer
 from ..trainers.helpers import SETTINGS
+from .memory import peak_bytes
 
 
 LORA = {"r": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -44,13 +43,7 @@ def save_models(folder: Path) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def measure(folder: Path, shared: bool, results) -> None:
-    torch.set_num_threads(1)
-    before = psutil.Process().memory_info().rss
+def run(folder: Path, shared: bool) -> None:
     settings = {name: value for name, value in SETTINGS.items() if name != "max_steps"}
     args = IterativeGRPOConfig(
         **settings, output_dir=str(folder / str(shared)), num_rl_iterations=2, steps_per_rl_iteration=1,
@@ -72,20 +65,16 @@ def measure(folder: Path, shared: bool, results) -> None:
     if not shared:
         trainer._move_reference = lambda share: None  # it is the policy's base model already
     trainer.train()
-    results.put((shared, peak_bytes() - before))
+
+
+def prepare(folder: Path, shared: bool) -> Callable[[], None]:
+    return partial(run, folder, shared)  # with the models, so that these are measured
 
 
 def main() -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
     with tempfile.TemporaryDirectory() as name:
         size = save_models(Path(name))
-        for shared in (False, True):
-            process = context.Process(target=measure, args=(Path(name), shared, results))
-            process.start()
-            process.join()
-            assert process.exitcode == 0
-    peaks = dict(results.get() for _ in range(2))
+        peaks = {shared: peak_bytes(prepare, Path(name), shared) for shared in (False, True)}
     print(f"base model {size / 2**20:.0f} MiB")
     print(f"three models {peaks[False] / 2**20:.0f} MiB, one base {peaks[True] / 2**20:.0f} MiB: ratio "
           f"{peaks[True] / peaks[False]:.2f}")  # fmt: skip

@@ -5,6 +5,7 @@ Run by two gloo processes to write the gradients of each case, and imported by t
 """
 
 import gc
+import math
 import sys
 from pathlib import Path
 
@@ -53,6 +54,8 @@ CASES = {
         for loss_type in ("grpo", "dapo", "dr_grpo")
     },
     "dapo exact KL": {"loss_type": "dapo", "kl_estimator": "exact"},
+    "dapo regrouped": {"loss_type": "dapo", "std_correction": 0, "regroup_microbatches": True},
+    "grpo process, regrouped": {"loss_type": "grpo", "supervision": "process", "regroup_microbatches": True},
 }
 TOKENIZER = tiny_tokenizer()
 TEXT = "so we add one more and go on until all of it is done, then write what we have got"
@@ -119,6 +122,7 @@ def gradient(folder: Path, model_path: str, options: dict, cut: tuple[int, int])
             "reward_funcs": outcome_rewards,
             "callbacks": [recorder],
             **options,
+            "regroup_microbatches": options.get("regroup_microbatches", False) and math.gcd(*cut) > 1,
         },
     )
     generator = torch.Generator().manual_seed(0)

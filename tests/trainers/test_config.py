@@ -145,6 +145,20 @@ def config(tmp_path, **options):
             {"beta": 0.1, "kl_estimator": "k1", "kl_placement": "reward", "loss_type": "luspo"},
             "`loss_type` is 'luspo', which weights whole sequences by one advantage, but with kl_placement='reward'",
         ),
+        *(
+            ({"regroup_microbatches": True, "gradient_accumulation_steps": 2, **options}, message)
+            for options, message in (
+                (
+                    {"gradient_accumulation_steps": 1},
+                    "`gradient_accumulation_steps` 1 and `steps_per_generation` 1 have",
+                ),
+                ({"steps_per_generation": 3}, "`gradient_accumulation_steps` 2 and `steps_per_generation` 3 have"),
+                ({"efficient_microbatches": False}, "`efficient_microbatches` is False, so that all padding"),
+                ({"loss_type": "bnpo"}, "`loss_type` is 'bnpo', which divides by the tokens of a micro-batch"),
+                ({"top_entropy_quantile": 0.5}, "`top_entropy_quantile` is below 1"),
+                ({"entropy_coef": 0.1}, "the entropy bonus is a mean over a micro-batch"),
+            )
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path, options, message):

@@ -12,7 +12,7 @@ from trl_grpo_ext.batching import RowGroup
 from trl_grpo_ext.trainers import efficient_forward
 
 from ..tiny import prompt_dataset, save_tiny_model
-from .helpers import bitwise_config, length_reward, make_trainer, process_options
+from .helpers import TIMINGS, bitwise_config, length_reward, make_trainer, process_options
 
 
 pytestmark = pytest.mark.usefixtures("free_passes")
@@ -71,10 +71,10 @@ def train(folder, tokenizer, model, *classes, train_dataset=None, **options):
     return trainer
 
 
-def assert_equal_training(ours, theirs):
+def assert_equal_training(ours, theirs, but=()):
     for first, second in zip(ours.state.log_history, theirs.state.log_history, strict=True):
         for name, value in second.items():
-            if not any(word in name for word in ("time", "runtime", "per_second", "flos")):
+            if not name.startswith(but) and not any(word in name for word in TIMINGS):
                 assert first[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True), name
     for (name, ours_p), (_, theirs_p) in zip(
         ours.model.state_dict().items(), theirs.model.state_dict().items(), strict=True
@@ -106,6 +106,64 @@ def test_it_equals_trl(tmp_path, tokenizer, model_path, name):
     ours = train(tmp_path / "ours", tokenizer, model_path, **OPTIONS[name])
     theirs = train(tmp_path / "theirs", tokenizer, model_path, GRPOTrainer, GRPOConfig, **OPTIONS[name])
     assert_equal_training(ours, theirs)
+
+
+OF_MICROBATCHES = ("kl", "entropy", "clip_ratio", "cispo_clip_ratio", "vespo")  # metrics that are means over them
+REGROUPED = {
+    "outcome": {},
+    "process": process_options(),
+    "two iterations": {"num_iterations": 2, "max_steps": 4},
+    "tool mask": {"rollout_func": with_tool_results},
+    "KL, LoRA": OPTIONS["LoRA"],
+    "two steps a generation": {"steps_per_generation": 8},
+    "two generations a step": {"steps_per_generation": 2, "std_correction": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "name"),
+    [(loss_type, "outcome") for loss_type in LOSS_TYPES if loss_type != "bnpo"]
+    + [("dapo", name) for name in REGROUPED],
+)
+def test_rows_that_move_within_an_optimizer_step_change_no_number_of_it(
+    tmp_path, tokenizer, model_path, loss_type, name
+):
+    options = {
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 4,
+        "loss_type": loss_type,
+        "importance_sampling_level": "sequence" if loss_type == "luspo" else "token",
+        **REGROUPED[name],
+    }
+    ours = train(tmp_path / "ours", tokenizer, model_path, **{**options, "regroup_microbatches": True})
+    plain = train(tmp_path / "plain", tokenizer, model_path, config_class=bitwise_config, **options)
+    assert_equal_training(ours, plain, but=OF_MICROBATCHES)
+
+
+@pytest.mark.parametrize("prompts", ["short", "long"])
+def test_rows_that_move_save_work(tmp_path, tokenizer, model_path, monkeypatch, prompts):
+    if prompts == "short":  # and no micro-batch is cut any further
+        monkeypatch.setattr("trl_grpo_ext.batching.PASS_TOKENS", 512)
+    options = {
+        "gradient_accumulation_steps": 4,
+        "per_device_train_batch_size": 2,
+        "num_generations": 4,
+        "max_completion_length": 40,
+        "skip_zero_advantage": False,
+        "train_dataset": LONG_PROMPTS if prompts == "long" else prompt_dataset(),
+    }
+    calls, _ = recorded(tmp_path, tokenizer, model_path, **options)
+    fewer, _ = recorded(tmp_path, tokenizer, model_path, **options, regroup_microbatches=True)
+    tokens, less = (
+        sum(rows * length for rows, length, has_gradient in each if has_gradient) for each in (calls, fewer)
+    )
+    assert less < 0.85 * tokens
+
+
+def test_what_is_of_whole_microbatches_is_not_regrouped(tmp_path, tokenizer, model_path, monkeypatch):
+    monkeypatch.setattr(efficient_forward.EfficientForward, "reads_images", True)
+    with pytest.raises(ValueError, match="`regroup_microbatches` is True, but the policy reads images"):
+        train(tmp_path, tokenizer, model_path, gradient_accumulation_steps=2, regroup_microbatches=True)
 
 
 LONG_PROMPTS = Dataset.from_dict({"prompt": [f"Count {index}: " + "one two three " * 4 for index in range(8)]})

@@ -20,6 +20,7 @@ from .helpers import make_trainer
             "_generate_single_turn",
             ["self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
         ),
+        ("_prepare_inputs", ["self", "generation_batch"]),
         ("_compute_loss", ["self", "model", "inputs"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
         ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
@@ -39,7 +40,7 @@ def test_attributes_of_trl_that_we_read(tmp_path, model, tokenizer):
     trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer)
     for attribute in (
         "_buffered_inputs", "beta", "importance_sampling_level", "loss_type",
-        "max_completion_length", "num_iterations", "temperature", "_logs", "_metrics", "_tokenizer",
+        "max_completion_length", "num_iterations", "temperature", "_logs", "_metrics", "_tokenizer", "_is_vlm",
         "num_generations", "num_generations_eval", "reward_weights", "scale_rewards",
     ):  # fmt: skip
         assert hasattr(trainer, attribute), f"TRL no longer has GRPOTrainer.{attribute}; adapt trainers/seams.py"

@@ -1,9 +1,11 @@
 import logging
+import math
 from typing import Any
 
 import torch
+from trl.trainer.utils import split_tensor_dict
 
-from ..batching import RowGroup, batched, group_cost, length_groups, scatter_groups
+from ..batching import RowGroup, batched, cheapest_order, group_cost, length_groups, scatter_groups
 from ..shared_prefix import (
     COARSE_ROUNDING,
     ROUNDING,
@@ -28,12 +30,44 @@ class EfficientForward(GRPOSeams):
 
     can_share_prompts: bool | None = None  # not tried yet
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if getattr(self.args, "regroup_microbatches", False) and (self.reads_images or self.aux_loss_enabled):
+            raise ValueError(
+                "`regroup_microbatches` is True, but the policy reads images or has a router's loss, which are of "
+                "whole micro-batches; leave it out."
+            )
+
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         saves_work = any(getattr(self.args, name, False) for name in ("efficient_microbatches", "skip_zero_advantage"))
         if saves_work and self.args.ddp_broadcast_buffers is None:
             # Each forward pass would wait for one of every other process, which may need fewer
             self.accelerator.ddp_handler.broadcast_buffers = False
+
+    def arrange_microbatches(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not getattr(self.args, "regroup_microbatches", False):
+            return batches
+        # Neither number need be a multiple of the other, and rows stay within an optimizer step
+        together = math.gcd(self.args.gradient_accumulation_steps, len(batches))
+        return [batch for step in batched(batches, together) for batch in self._regrouped(step)]
+
+    def _regrouped(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Micro-batches of the same rows, so that those of similar length, or with one prompt, are together."""
+        joined = {key: join_rows([batch[key] for batch in batches]) for key in batches[0]}
+        input_ids = torch.cat([joined["prompt_ids"], joined["completion_ids"]], dim=1)
+        attention_mask = torch.cat([joined["prompt_mask"], joined["completion_mask"]], dim=1)
+        prompt_length, logits_to_keep = joined["prompt_ids"].shape[1], joined["completion_ids"].shape[1]
+        shares = self._may_share_prompts(self.model)
+        order = cheapest_order(
+            attention_mask,
+            logits_to_keep,
+            self.positions_are_relative,
+            self.may_forward_in_parts,
+            len(input_ids) // len(batches),
+            number_prompts(input_ids, attention_mask, prompt_length) if shares else None,
+        )
+        return split_tensor_dict({key: take_rows(value, order) for key, value in joined.items()}, len(batches))
 
     def logps_and_entropies(self, *args, **kwargs):
         if len(args) != 4 or is_multimodal(kwargs):
@@ -181,6 +215,20 @@ def divide(moves: torch.Tensor) -> list[tuple[torch.Tensor, bool]]:
     """The rows that train, and the others, where there are any."""
     parts = [(moves.nonzero().flatten(), True), ((~moves).nonzero().flatten(), False)]
     return [(rows, moving) for rows, moving in parts if len(rows)]
+
+
+def join_rows(values: list[Any]) -> Any:
+    """What several micro-batches hold under one key: of their rows, in tensors or lists, or of all of them."""
+    if isinstance(values[0], list):
+        return [value for rows in values for value in rows]
+    return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() > 0 else values[0]
+
+
+def take_rows(value: Any, order: torch.Tensor) -> Any:
+    if isinstance(value, list):
+        return [value[row] for row in order.tolist()]
+    has_rows = isinstance(value, torch.Tensor) and value.dim() > 0
+    return value[order.to(value.device)] if has_rows else value
 
 
 def is_multimodal(kwargs: dict[str, Any]) -> bool:

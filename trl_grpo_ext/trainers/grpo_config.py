@@ -105,6 +105,11 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             `ddp_broadcast_buffers` a batch is trimmed only. Prompts are computed once where nothing is dropped out or
             recomputed (`gradient_checkpointing`) and the model gives the same of two completions in either way, which
             is tried once.
+        regroup_microbatches (`bool`, *optional*, defaults to `False`):
+            Whether rows move between the micro-batches of an optimizer step, so that those of similar length, or with
+            one prompt where it is computed once, are forwarded together: the smaller the micro-batches, the more this
+            saves. Loss and gradient stay the same, while entropy, KL and clip ratios are logged as TRL logs them, as
+            means over micro-batches, and these are other ones.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
             Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
             multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
@@ -216,6 +221,12 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
     efficient_microbatches: bool = field(
         default=True, metadata={"help": "Whether padding is trimmed and rows are grouped by length."}
     )
+    regroup_microbatches: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether rows move between the micro-batches of an optimizer step, to be of similar length."
+        },
+    )
     log_gradient_coefficient: bool = field(
         default=False,
         metadata={"help": "Whether to log mean and std of the gradient coefficient, the paper's Eq. 5."},
@@ -237,11 +248,18 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
         if self.live_group_denominator:
             self._check_live_group_denominator()
         self._check_dynamic_sampling()
+        if self.regroup_microbatches:
+            self._check_regroup_microbatches()
 
     @property
     def differs_from_trl(self) -> bool:
         """Whether training is changed by a parameter, or a value, that [`~trl.GRPOConfig`] does not have."""
-        same_numbers = {"skip_zero_advantage", "efficient_microbatches", "log_gradient_coefficient"}
+        same_numbers = {
+            "skip_zero_advantage",
+            "efficient_microbatches",
+            "regroup_microbatches",
+            "log_gradient_coefficient",
+        }
         theirs = {*same_numbers, *(item.name for item in fields(GRPOConfig))}
         ours = {item.name: item.default for item in fields(GRPOExtConfig) if item.name not in theirs}
         has_changed = any(getattr(self, name) != default for name, default in ours.items())
@@ -292,6 +310,7 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             "log_gradient_coefficient",
             "skip_zero_advantage",
             "efficient_microbatches",
+            "regroup_microbatches",
         ):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` is {getattr(self, name)!r}, but must be True or False.")
@@ -370,6 +389,26 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
                 f"of whole generation batches of {window}; make one of `gradient_accumulation_steps` and "
                 "`steps_per_generation` a multiple of the other."
             )
+
+    def _check_regroup_microbatches(self):
+        accumulation, window = self.gradient_accumulation_steps, self.steps_per_generation
+        reasons = {
+            f"`gradient_accumulation_steps` {accumulation} and `steps_per_generation` {window} have no common factor, "
+            "so that no rows can move within an optimizer step; change one": math.gcd(accumulation, window) == 1,
+            "`efficient_microbatches` is False, so that all padding is computed anyway; set it": (
+                not self.efficient_microbatches
+            ),
+            "`loss_type` is 'bnpo', which divides by the tokens of a micro-batch; use 'dapo'": self.loss_type
+            == "bnpo",
+            "`top_entropy_quantile` is below 1, a quantile of a micro-batch; set it to 1": self.top_entropy_quantile
+            < 1,
+            "the entropy bonus is a mean over a micro-batch; set `entropy_coef` to 0": (
+                self.entropy_coef != 0 or self.use_adaptive_entropy
+            ),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise ValueError(f"`regroup_microbatches` is True, but {reason}, or leave it out.")
 
     def _check_dynamic_sampling(self):
         rounds = self.dynamic_sampling_max_rounds

@@ -126,6 +126,19 @@ class GRPOSeams(GRPOTrainer):
         mean_tokens = torch.stack([batch["num_items_in_batch"] for batch in batches]).float().mean()
         return [{**batch, "num_items_in_batch": mean_tokens} for batch in batches] if len(batches) > 1 else batches
 
+    def arrange_microbatches(self, batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Called with the micro-batches, shuffled, that a generation batch is cut into; returns those to train on."""
+        return batches
+
+    def _prepare_inputs(self, generation_batch):
+        buffered = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is buffered:
+            return inputs
+        place = next(place for place, batch in enumerate(self._buffered_inputs) if batch is inputs)
+        self._buffered_inputs = self.arrange_microbatches(self._buffered_inputs)
+        return self._buffered_inputs[place]
+
     def _generate_and_score_completions(self, inputs):
         is_split = self.pools_generation_batches and len(self._generation_batches) > 1
         if not is_split or self.mode == "eval":
@@ -290,6 +303,11 @@ class GRPOSeams(GRPOTrainer):
     def text_tokenizer(self):
         """The tokenizer, also where the processing class is a multimodal processor."""
         return self._tokenizer
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the policy is a multimodal model."""
+        return self._is_vlm
 
     @property
     def trains_without_advantage(self) -> bool:
