@@ -1,11 +1,12 @@
 """
-What process supervision costs besides the model: advantages, steps scored by rule and by a PRM, and peak memory.
+What process supervision costs besides the policy: advantages, steps scored by rule and by a PRM, and peak memory.
 
     python -m tests.benchmarks.overheads
 
 Whole steps of the main job (the embedded policy samples, is scored and trained) are run by TRL, and by ours with
-outcome supervision, process supervision by rule and a PRM of the policy's size, alternately in one process. Peak
-memory is that of a process of its own for each side.
+outcome supervision, process supervision by rule and a PRM of the policy's size, alternately in one process. A larger
+PRM scores with prompts computed once, and for each completion. Peak memory is that of a process of its own for each
+side.
 """
 
 import statistics
@@ -14,8 +15,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer, LlamaConfig, LlamaForTokenClassification
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_grpo_ext import GRPOExtConfig, GRPOExtTrainer, ProcessRewardModel
@@ -47,6 +49,38 @@ def print_advantages() -> None:
         ends = [sorted(torch.randperm(length, generator=generator)[:count].tolist()) for count in counts]
         took = seconds(partial(process_advantages, rewards, ends, group, length))
         print(f"advantages of B {rows:4}, T {length:4}, G {group:2}: {1e3 * took:5.1f} ms", flush=True)
+
+
+def print_prompts_of_a_prm() -> None:
+    """Scoring 8 completions of each of 8 prompts with prompts computed once, and for each completion, alternately."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_JUDGE)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_labels=2, hidden_size=256, intermediate_size=704, num_hidden_layers=6,
+        num_attention_heads=4,
+    )  # fmt: skip
+    prm = ProcessRewardModel(
+        LlamaForTokenClassification(config), tokenizer=tokenizer, prm_format="token_classification"
+    )
+    rng = np.random.default_rng(0)
+
+    def text(length: int) -> str:
+        return "".join(rng.choice(list("abcdefgh 12345"), length))
+
+    for share in (0.1, 0.5, 0.8):
+        prompts = [prompt for prompt in (text(round(100 * share / (1 - share))) for _ in range(8)) for _ in range(8)]
+        steps = [[text(int(length)) for length in rng.lognormal(np.log(20), 0.7, 4)] for _ in prompts]
+        times = []
+        for _ in range(STEPS):
+            both = []
+            for can_share in (True, False):
+                prm.can_share_prefixes = can_share
+                both.append(seconds(partial(prm.score, prompts, steps), repeats=1))
+            times.append(both)
+        ratios = sorted(once / each for once, each in times[1:])
+        print(
+            f"PRM, prompts {share:.0%} of the tokens, computed once: {statistics.median(ratios):.2f} of the time for "
+            f"each completion ({ratios[0]:.2f} to {ratios[-1]:.2f})", flush=True,
+        )  # fmt: skip
 
 
 def make_trainer(side: str, folder: str):
@@ -131,6 +165,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         print_memory(folder)  # first: a new process starts with the peak of the one that it comes from
         print_advantages()
+        print_prompts_of_a_prm()
         print_steps(folder)
 
 

@@ -5,8 +5,8 @@ Forward and backward pass of a training step, ours and TRL's alternately, on the
 
 For completion lengths of several distributions, for prompts of several shares of all tokens, for micro-batches, and
 for growing numbers of completions a prompt (G), completion lengths (T) and numbers of completions (B), it prints how
-much of the padded batch is tokens (fill), the median seconds of each side, and the median, smallest and largest ratio
-of neighbouring measurements. The gradients are compared, too, and for some cases peak memory.
+much of the padded batch is tokens (fill), the median CPU seconds of each side, and the median, smallest and largest
+ratio of neighbouring measurements. The gradients are compared, too, and for some cases peak memory.
 """
 
 import statistics
@@ -30,7 +30,7 @@ from ..trainers.helpers import length_reward, make_trainer
 from .memory import peak_bytes
 
 
-REPEATS = 5
+REPEATS = 6
 TOKENIZER = tiny_tokenizer()
 SIDES = {"TRL": (GRPOTrainer, GRPOConfig), "ours": (GRPOExtTrainer, GRPOExtConfig)}
 # Tokens (of SmolLM2's tokenizer) of the 1,000 published example solutions of GSM8K by a model of 175 B parameters with
@@ -130,10 +130,10 @@ def prepare_step(folder: Path, name: str, side: str) -> Callable[[], tuple[float
 
 def step(trainer, batches: list[dict]) -> tuple[float, torch.Tensor]:
     trainer.model.zero_grad()
-    start = time.perf_counter()
+    start = time.process_time()  # of one thread, whatever else the machine does
     for batch in batches:
         trainer._compute_loss(trainer.model, batch).backward()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return seconds, torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
@@ -141,9 +141,12 @@ def compare(folder: Path, name: str) -> str:
     steps = [prepare_step(folder, name, side) for side in SIDES]
     gradients = [step()[1] for step in steps]  # warms up, too
     error = ((gradients[1] - gradients[0]).norm() / gradients[0].norm()).item()
-    times = [[step()[0] for step in steps] for _ in range(REPEATS)]
-    ratios = [ours / theirs for theirs, ours in times]
-    theirs, ours = (statistics.median(side) for side in zip(*times, strict=True))
+    times: list[list[float]] = [[], []]
+    for repeat in range(REPEATS):
+        for side in (0, 1) if repeat % 2 else (1, 0):  # neither is always the first
+            times[side].append(steps[side]()[0])
+    ratios = [ours / theirs for theirs, ours in zip(*times, strict=True)]
+    theirs, ours = map(statistics.median, times)
     case = CASES[name]
     lengths, prompt = case.completion_lengths(), case.prompt_length()
     fill = (prompt + lengths.mean()) / (prompt + lengths.max())

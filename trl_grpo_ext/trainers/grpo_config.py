@@ -392,22 +392,22 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
 
     def _check_regroup_microbatches(self):
         accumulation, window = self.gradient_accumulation_steps, self.steps_per_generation
-        reasons = {
-            f"`gradient_accumulation_steps` {accumulation} and `steps_per_generation` {window} have no common factor, "
-            "so that no rows can move within an optimizer step; change one": math.gcd(accumulation, window) == 1,
-            "`efficient_microbatches` is False, so that all padding is computed anyway; set it": (
-                not self.efficient_microbatches
+        has_entropy_bonus = self.entropy_coef != 0 or self.use_adaptive_entropy
+        for cannot, reason in (
+            (
+                accumulation > 1 and math.gcd(accumulation, window) == 1,
+                f"`gradient_accumulation_steps` {accumulation} and `steps_per_generation` {window} have no common "
+                "factor, so that no rows can move within an optimizer step; change one",
             ),
-            "`loss_type` is 'bnpo', which divides by the tokens of a micro-batch; use 'dapo'": self.loss_type
-            == "bnpo",
-            "`top_entropy_quantile` is below 1, a quantile of a micro-batch; set it to 1": self.top_entropy_quantile
-            < 1,
-            "the entropy bonus is a mean over a micro-batch; set `entropy_coef` to 0": (
-                self.entropy_coef != 0 or self.use_adaptive_entropy
+            (
+                not self.efficient_microbatches,
+                "`efficient_microbatches` is False, and all padding is computed; set it",
             ),
-        }
-        for reason, holds in reasons.items():
-            if holds:
+            (self.loss_type == "bnpo", "`loss_type` 'bnpo' divides by the tokens of a micro-batch; use 'dapo'"),
+            (self.top_entropy_quantile < 1, "`top_entropy_quantile` is of a micro-batch; set it to 1"),
+            (has_entropy_bonus, "the entropy bonus is a mean over a micro-batch; set `entropy_coef` to 0"),
+        ):
+            if cannot:
                 raise ValueError(f"`regroup_microbatches` is True, but {reason}, or leave it out.")
 
     def _check_dynamic_sampling(self):
