@@ -148,14 +148,10 @@ def config(tmp_path, **options):
         *(
             ({"regroup_microbatches": True, "gradient_accumulation_steps": 2, **options}, message)
             for options, message in (
-                (
-                    {"gradient_accumulation_steps": 1},
-                    "`gradient_accumulation_steps` 1 and `steps_per_generation` 1 have",
-                ),
                 ({"steps_per_generation": 3}, "`gradient_accumulation_steps` 2 and `steps_per_generation` 3 have"),
-                ({"efficient_microbatches": False}, "`efficient_microbatches` is False, so that all padding"),
-                ({"loss_type": "bnpo"}, "`loss_type` is 'bnpo', which divides by the tokens of a micro-batch"),
-                ({"top_entropy_quantile": 0.5}, "`top_entropy_quantile` is below 1"),
+                ({"efficient_microbatches": False}, "`efficient_microbatches` is False, and all padding is computed"),
+                ({"loss_type": "bnpo"}, "`loss_type` 'bnpo' divides by the tokens of a micro-batch"),
+                ({"top_entropy_quantile": 0.5}, "`top_entropy_quantile` is of a micro-batch"),
                 ({"entropy_coef": 0.1}, "the entropy bonus is a mean over a micro-batch"),
             )
         ),
