@@ -296,6 +296,11 @@ class TestWithoutInit:
             assert getattr(trainer, method)(None, {}) == "trl's"
         parent.assert_called_once()
 
+    def test_inputs_are_those_of_trl(self):
+        trainer = object.__new__(GRPOExtTrainer)
+        with patch.object(GRPOTrainer, "_prepare_inputs", return_value="trl's"):
+            assert trainer._prepare_inputs([]) == "trl's"
+
     def test_a_hook_that_is_overridden_is_called(self, tmp_path, model_path, tokenizer):
         class Doubled(GRPOExtTrainer):
             def batch_advantages(self, batch):

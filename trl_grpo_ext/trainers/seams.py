@@ -54,6 +54,7 @@ class GRPOSeams(GRPOTrainer):
     pools_generation_batches = False
     _generation_batches: list = []
     _generated: list[dict[str, Any]] = []
+    _buffered_inputs: list[dict[str, Any]] | None = None
     _loss_inputs: dict[str, Any] | None = None
     _policy_logps: torch.Tensor
     last_hidden_states: torch.Tensor  # (B, T, H), before each completion token, of the last forward pass
@@ -133,10 +134,11 @@ class GRPOSeams(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         buffered = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is buffered:
+        batches = self._buffered_inputs
+        if batches is None or batches is buffered:
             return inputs
-        place = next(place for place, batch in enumerate(self._buffered_inputs) if batch is inputs)
-        self._buffered_inputs = self.arrange_microbatches(self._buffered_inputs)
+        place = next(place for place, batch in enumerate(batches) if batch is inputs)
+        self._buffered_inputs = self.arrange_microbatches(batches)
         return self._buffered_inputs[place]
 
     def _generate_and_score_completions(self, inputs):
