@@ -1,8 +1,13 @@
-"""Run by two gloo processes: one of them lacks groups that teach something, and both refill alike."""
+"""
+Run by two gloo processes: one of them lacks groups that teach something, and both refill alike.
+
+A run that is resumed, with what was left over, ends as if it had never stopped.
+"""
 
 import sys
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 
 from ..tiny import prompt_dataset, tiny_tokenizer
@@ -25,9 +30,9 @@ def equal_on_the_second_process_at_first(completion_ids, trainer_state, **kwargs
 equal_on_the_second_process_at_first.calls = []
 
 
-def main(folder: Path) -> None:
-    join(folder)
-    trainer = make_trainer(
+def build_trainer(folder: Path):
+    equal_on_the_second_process_at_first.calls.clear()
+    return make_trainer(
         folder / "output",
         str(folder / "model"),
         prompt_dataset(40),
@@ -37,8 +42,13 @@ def main(folder: Path) -> None:
         per_device_train_batch_size=16,
         max_steps=3,
         save_strategy="steps",
-        save_steps=3,
+        save_steps=1,
     )
+
+
+def main(folder: Path) -> None:
+    join(folder)
+    trainer = build_trainer(folder)
     seen = []
     sample_batch = trainer.sample_batch
 
@@ -59,6 +69,10 @@ def main(folder: Path) -> None:
     trainer.sample_batch = record
     trainer.train()
     write_result(folder, trainer, seen)
+    resumed = build_trainer(folder)
+    resumed.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-2"))
+    for ours, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ CASES = {
     **OPTIONS,
     "buffers that are broadcast": {"ddp_broadcast_buffers": True},
     "a static graph": {"ddp_static_graph": True},
+    "parameters that may go unused": {"ddp_find_unused_parameters": True},
     **{
         f"{loss_type}, tool and truncation masks, LoRA": {
             "loss_type": loss_type,

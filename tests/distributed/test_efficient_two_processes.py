@@ -8,6 +8,14 @@ from .efficient_two_processes import CASES
 from .test_two_processes import launch
 
 
+WHOLE = (
+    "gradient checkpointing",
+    "buffers that are broadcast",
+    "a static graph",
+    "parameters that may go unused",
+)
+
+
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("efficient")
@@ -19,8 +27,7 @@ def processes(tmp_path_factory):
 def test_training_is_the_same(processes, name):
     for process in processes:
         assert process[name]["difference"] is None
-        may_share = name not in ("gradient checkpointing", "buffers that are broadcast", "a static graph")
-        assert process[name]["shares_prompts"] is (True if may_share else None)
+        assert process[name]["shares_prompts"] is (None if name in WHOLE else True)
 
 
 def test_processes_need_other_numbers_of_passes(processes):

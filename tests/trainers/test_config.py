@@ -153,6 +153,7 @@ def config(tmp_path, **options):
                 ({"loss_type": "bnpo"}, "`loss_type` 'bnpo' divides by the tokens of a micro-batch"),
                 ({"top_entropy_quantile": 0.5}, "`top_entropy_quantile` is of a micro-batch"),
                 ({"entropy_coef": 0.1}, "the entropy bonus is a mean over a micro-batch"),
+                ({"use_adaptive_entropy": True}, "set `entropy_coef` to 0 and `use_adaptive_entropy` to False"),
             )
         ),
     ],

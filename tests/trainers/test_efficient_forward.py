@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_grpo_ext.batching import RowGroup
@@ -164,6 +164,18 @@ def test_what_is_of_whole_microbatches_is_not_regrouped(tmp_path, tokenizer, mod
     monkeypatch.setattr(efficient_forward.EfficientForward, "reads_images", True)
     with pytest.raises(ValueError, match="`regroup_microbatches` is True, but the policy reads images"):
         train(tmp_path, tokenizer, model_path, gradient_accumulation_steps=2, regroup_microbatches=True)
+
+
+def test_a_routers_loss_is_not_regrouped(tmp_path, tokenizer):
+    config = MixtralConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=2, router_aux_loss_coef=0.01, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="`regroup_microbatches` is True, but the router's loss is of a micro-batch"):
+        train(tmp_path, tokenizer, str(tmp_path / "model"), gradient_accumulation_steps=2, regroup_microbatches=True)
 
 
 LONG_PROMPTS = Dataset.from_dict({"prompt": [f"Count {index}: " + "one two three " * 4 for index in range(8)]})

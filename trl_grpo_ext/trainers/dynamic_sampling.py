@@ -116,7 +116,9 @@ class DynamicSampling(LossOptions):
         self._prompts.position = json.loads((folder / "state.json").read_text())["prompts_taken"]
         file = self._surplus_file(folder)
         if file.exists():  # a run of more processes has more of them
-            self._surplus = ungrouped(safetensors.torch.load_file(file, device=str(self.accelerator.device)))
+            # On the CPU at first: safetensors does not know the `cpu:0` that several processes on CPUs have
+            tensors = safetensors.torch.load_file(file)
+            self._surplus = ungrouped({key: value.to(self.accelerator.device) for key, value in tensors.items()})
 
     def _surplus_file(self, folder: Path) -> Path:
         return folder / f"surplus-{self.accelerator.process_index:03d}.safetensors"

@@ -32,11 +32,17 @@ class EfficientForward(GRPOSeams):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if getattr(self.args, "regroup_microbatches", False) and (self.reads_images or self.aux_loss_enabled):
-            raise ValueError(
-                "`regroup_microbatches` is True, but the policy reads images or has a router's loss, which are of "
-                "whole micro-batches; leave it out."
-            )
+        if getattr(self.args, "regroup_microbatches", False):
+            if self.reads_images:
+                raise ValueError(
+                    "`regroup_microbatches` is True, but the policy reads images, which do not move with their rows; "
+                    "leave it out."
+                )
+            if self.aux_loss_enabled:
+                raise ValueError(
+                    "`regroup_microbatches` is True, but the router's loss is of a micro-batch; leave it out, or set "
+                    "`router_aux_loss_coef` of the model's configuration to 0."
+                )
 
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()

@@ -101,15 +101,16 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             Whether padding is trimmed, rows of similar length are forwarded together, and the prompt of a group is
             computed once for all of its completions, of the policy and of the reference. The numbers stay the same,
             to rounding (with dropout, in distribution). Several forward passes make a loss then, as many as a process
-            needs, so that buffers are not broadcast before each; with FSDP, DeepSpeed, `ddp_static_graph` or
-            `ddp_broadcast_buffers` a batch is trimmed only. Prompts are computed once where nothing is dropped out or
-            recomputed (`gradient_checkpointing`) and the model gives the same of two completions in either way, which
-            is tried once.
+            needs, so that buffers are not broadcast before each; with FSDP, DeepSpeed, `ddp_static_graph`,
+            `ddp_broadcast_buffers` or `ddp_find_unused_parameters` (for models that leave some out of a pass) a batch
+            is trimmed only, and with a router's loss (mixtures of experts) not even that. Prompts are computed once
+            where nothing is dropped out or recomputed (`gradient_checkpointing`) and the model gives the same of two
+            completions in either way, which is tried once.
         regroup_microbatches (`bool`, *optional*, defaults to `False`):
             Whether rows move between the micro-batches of an optimizer step, so that those of similar length, or with
             one prompt where it is computed once, are forwarded together: the smaller the micro-batches, the more this
-            saves. Loss and gradient stay the same, while entropy, KL and clip ratios are logged as TRL logs them, as
-            means over micro-batches, and these are other ones.
+            saves, and with one an optimizer step nothing. Loss and gradient stay the same, while entropy, KL and clip
+            ratios are logged as TRL logs them, as means over micro-batches, and these are other ones.
         log_gradient_coefficient (`bool`, *optional*, defaults to `False`):
             Whether to log mean and standard deviation, over the tokens of an optimizer step, of the coefficient that
             multiplies a sampled token's gradient (the paper's Eq. 5), as `gradient_coefficient/mean` and
@@ -401,11 +402,15 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             ),
             (
                 not self.efficient_microbatches,
-                "`efficient_microbatches` is False, and all padding is computed; set it",
+                "`efficient_microbatches` is False, and all padding is computed; set it to True",
             ),
             (self.loss_type == "bnpo", "`loss_type` 'bnpo' divides by the tokens of a micro-batch; use 'dapo'"),
             (self.top_entropy_quantile < 1, "`top_entropy_quantile` is of a micro-batch; set it to 1"),
-            (has_entropy_bonus, "the entropy bonus is a mean over a micro-batch; set `entropy_coef` to 0"),
+            (
+                has_entropy_bonus,
+                "the entropy bonus is a mean over a micro-batch; set `entropy_coef` to 0 and `use_adaptive_entropy` "
+                "to False",
+            ),
         ):
             if cannot:
                 raise ValueError(f"`regroup_microbatches` is True, but {reason}, or leave it out.")

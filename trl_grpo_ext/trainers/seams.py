@@ -334,9 +334,12 @@ class GRPOSeams(GRPOTrainer):
         """Whether a loss may come of several forward passes, of other numbers on other processes."""
         checkpointing = self.args.gradient_checkpointing_kwargs or {}
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        needs_equal_passes = self.accelerator.num_processes > 1 and self.accelerator.ddp_handler.broadcast_buffers
-        needs_one_pass = checkpointing.get("use_reentrant", False) or self.args.ddp_static_graph
-        return not (is_sharded or needs_equal_passes or needs_one_pass)
+        if is_sharded or checkpointing.get("use_reentrant", False) or self.args.ddp_static_graph:
+            return False
+        if self.accelerator.num_processes == 1:
+            return True
+        # DDP broadcasts buffers before each pass, and looks in the last one alone for parameters that go unused
+        return not (self.accelerator.ddp_handler.broadcast_buffers or self.args.ddp_find_unused_parameters)
 
     @property
     def mode(self) -> str:
