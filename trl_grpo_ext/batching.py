@@ -98,11 +98,7 @@ def length_groups(
         that computes least, counting [`PASS_TOKENS`] for each pass.
     """
     starts, ends = spans(attention_mask, logits_to_keep, trims_left)
-    order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
-    prompts = None if prompt_of is None else prompt_of[order].tolist()
-    first_completion = attention_mask.shape[1] - logits_to_keep
-    _, cuts = cheapest_cuts(starts[order].tolist(), ends[order].tolist(), prompts, first_completion, splits)
-    parts = [order[first:last] for first, last in pairwise(cuts)]
+    _, parts = cheapest_parts(starts, ends, prompt_of, attention_mask.shape[1] - logits_to_keep, splits)
     return [RowGroup(rows, int(starts[rows].min()), int(ends[rows].max())) for rows in parts]
 
 
@@ -133,12 +129,13 @@ def cheapest_order(
         return by_length
     prompt_of = prompt_of.cpu()
     by_prompt = by_length[prompt_of[by_length].argsort(stable=True)]
+    first_completion = attention_mask.shape[1] - logits_to_keep
 
     def cost(order: torch.Tensor) -> int:
-        batches = [rows[ends[rows].argsort(stable=True)] for rows in order.split(batch_size)]
-        columns = [(starts[rows].tolist(), ends[rows].tolist(), prompt_of[rows].tolist()) for rows in batches]
-        first_completion = attention_mask.shape[1] - logits_to_keep
-        return sum(cheapest_cuts(*column, first_completion, splits)[0] for column in columns)
+        return sum(
+            cheapest_parts(starts[rows], ends[rows], prompt_of[rows], first_completion, splits)[0]
+            for rows in order.split(batch_size)
+        )
 
     return min((by_length, by_prompt), key=cost)
 
@@ -154,6 +151,16 @@ def spans(attention_mask: torch.Tensor, logits_to_keep: int, trims_left: bool) -
         starts = torch.zeros_like(starts)
     starts, ends = torch.stack([starts, ends]).cpu()  # once, instead of waiting for the device at each group
     return starts, ends
+
+
+def cheapest_parts(
+    starts: torch.Tensor, ends: torch.Tensor, prompt_of: torch.Tensor | None, first_completion: int, splits: bool
+) -> tuple[int, list[torch.Tensor]]:
+    """What the parts of a batch, cut in the order of its rows' lengths, cost at least, and the rows of each."""
+    order = (ends - starts if prompt_of is None else ends).argsort(stable=True)
+    prompts = None if prompt_of is None else prompt_of[order].tolist()
+    cost, cuts = cheapest_cuts(starts[order].tolist(), ends[order].tolist(), prompts, first_completion, splits)
+    return cost, [order[first:last] for first, last in pairwise(cuts)]
 
 
 def cheapest_cuts(
