@@ -35,14 +35,14 @@ CASES = {
         f"{loss_type} {name}": {"loss_type": loss_type, **options}
         for loss_type in ("grpo", "dapo", "dr_grpo", "cispo", "sapo")
         for name, options in {
-            "outcome": {"std_correction": 0},
+            "outcome": {},
             "process": {"supervision": "process", "kl_gradient": "naive"},
             "process, KL in the reward": {"supervision": "process", "kl_estimator": "k1", "kl_placement": "reward"},
         }.items()
     },
     "luspo outcome": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-    "vespo outcome": {"loss_type": "vespo", "std_correction": 0},
-    "grpo, nothing of ours": {"loss_type": "grpo"},
+    "vespo outcome": {"loss_type": "vespo"},
+    "dapo, nothing saved": {"loss_type": "dapo", "efficient_microbatches": False, "skip_zero_advantage": False},
     "grpo GSPO": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
     "dapo GSPO-token": {"loss_type": "dapo", "importance_sampling_level": "sequence_token", "supervision": "process"},
     **{
@@ -54,7 +54,7 @@ CASES = {
         for loss_type in ("grpo", "dapo", "dr_grpo")
     },
     "dapo exact KL": {"loss_type": "dapo", "kl_estimator": "exact"},
-    "dapo regrouped": {"loss_type": "dapo", "std_correction": 0, "regroup_microbatches": True},
+    "dapo regrouped": {"loss_type": "dapo", "regroup_microbatches": True},
     "grpo process, regrouped": {"loss_type": "grpo", "supervision": "process", "regroup_microbatches": True},
 }
 TOKENIZER = tiny_tokenizer()

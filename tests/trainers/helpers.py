@@ -19,8 +19,10 @@ SETTINGS = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
-# The two options that save work are on by default and change numbers by rounding.
-bitwise_config = functools.partial(GRPOExtConfig, efficient_microbatches=False, skip_zero_advantage=False)
+# Two of the options that are on by default save work and change numbers by rounding, one is another denominator.
+bitwise_config = functools.partial(
+    GRPOExtConfig, efficient_microbatches=False, skip_zero_advantage=False, pool_generation_batches=False
+)
 # What a run measures of the clock rather than of the training.
 TIMINGS = ("step_time", "runtime", "per_second", "flos")
 

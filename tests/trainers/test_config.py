@@ -55,6 +55,11 @@ def config(tmp_path, **options):
             "`live_group_denominator` is True, but with `advantage_baseline` 'batch' all-same groups train, too",
         ),
         (
+            {"live_group_denominator": True, "pool_generation_batches": False},
+            "`live_group_denominator` is True, which counts the live groups of a whole optimizer step, but "
+            "`pool_generation_batches` is False",
+        ),
+        (
             {"live_group_denominator": True, "gradient_accumulation_steps": 3, "steps_per_generation": 2},
             "`live_group_denominator` is True, but an optimizer step of 3 micro-batches is not made of whole",
         ),
@@ -176,26 +181,13 @@ def test_dynamic_sampling_wants_whole_groups_on_each_process(tmp_path):
         ({"std_eps": "1e-4"}, "`std_eps` is '1e-4', but must be a number"),
         ({"outcome_weight": None}, "`outcome_weight` is None, but must be a number"),
         ({"kl_target": "0.1"}, "`kl_target` is '0.1', but must be a number"),
+        ({"pool_generation_batches": 1}, "`pool_generation_batches` is 1, but must be True or False"),
         ({"live_group_denominator": "x"}, "`live_group_denominator` is 'x', but must be True or False"),
     ],
 )
 def test_values_of_another_type_are_refused(tmp_path, options, message):
     with pytest.raises(TypeError, match=message):
         config(tmp_path, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, False),
-        ({"loss_type": "grpo", "beta": 0.04, "importance_sampling_level": "sequence"}, False),
-        ({"log_gradient_coefficient": True}, False),
-        ({"std_eps": 1e-3}, True),
-        ({"importance_sampling_level": "sequence_token"}, True),
-    ],
-)
-def test_knows_whether_training_differs_from_trls(tmp_path, options, expected):
-    assert config(tmp_path, **options).differs_from_trl == expected
 
 
 @pytest.mark.parametrize(

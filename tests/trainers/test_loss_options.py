@@ -432,7 +432,6 @@ class TestLiveGroups:
         plain = make_trainer(
             tmp_path, model_path, prompt_dataset(), tokenizer, loss_type=loss_type, reward_funcs=one_live_group
         )
-        assert plain.args.differs_from_trl is False
         plain.current_gradient_accumulation_steps = 1
         plain.model.train()
         rewards = torch.tensor(length_reward([ids[:n].tolist() for ids, n in zip(

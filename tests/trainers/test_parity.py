@@ -1,4 +1,4 @@
-"""With every option of ours off, those that save work too, training is TRL's, bit for bit."""
+"""With every option of ours off, those that are on by default too, training is TRL's, bit for bit."""
 
 import functools
 import math

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
@@ -20,11 +20,9 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
 
     All of [`~trl.GRPOConfig`]'s parameters keep their names, defaults and meaning; `loss_type`, `scale_rewards`,
     `beta`, `epsilon` and `num_iterations` apply to process supervision as well. With the parameters below at their
-    defaults, training is `trl.GRPOTrainer`'s, to rounding; with `skip_zero_advantage` and `efficient_microbatches`
-    off, bit for bit.
+    defaults, training is `trl.GRPOTrainer`'s, to rounding, but for where `pool_generation_batches` says; with that,
+    `skip_zero_advantage` and `efficient_microbatches` off, bit for bit.
 
-    With any of them changed (but for the last three), token-level losses divide by the tokens of the whole optimizer
-    step also where it is made of several generation batches; TRL then takes the mean of their means.
     `off_policy_mask_threshold` with token advantages masks tokens, not completions.
 
     `importance_sampling_level` has one more value, `"sequence_token"` (GSPO-token, arXiv:2507.18071): the ratio of the
@@ -54,8 +52,8 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             divided by all.
         advantage_baseline (`str`, *optional*, defaults to `"mean"`):
             What is subtracted from rewards: the `"mean"` of the group, of its other members (`"leave_one_out"`, RLOO,
-            arXiv:2402.14740), of the `"batch"` (REINFORCE++, arXiv:2501.03262), or `"none"`. Scaling always divides by
-            the standard deviation of the raw rewards.
+            arXiv:2402.14740), of the generation `"batch"` (REINFORCE++, arXiv:2501.03262), or `"none"`. Scaling always
+            divides by the standard deviation of the raw rewards.
         std_correction (`int`, *optional*, defaults to `1`):
             `1` divides advantages by the sample's standard deviation, as TRL does, `0` by the population's. The paper
             does not say which.
@@ -106,6 +104,12 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             is trimmed only, and with a router's loss (mixtures of experts) not even that. Prompts are computed once
             where nothing is dropped out or recomputed (`gradient_checkpointing`) and the model gives the same of two
             completions in either way, which is tried once.
+        pool_generation_batches (`bool`, *optional*, defaults to `True`):
+            Whether token-level losses divide by the tokens of the whole optimizer step where several generation
+            batches make one, `gradient_accumulation_steps` being a multiple of `steps_per_generation` times
+            `num_iterations`: these are then sampled one after another before the first loss. `False` divides each by
+            its own tokens, as TRL does, so that the tokens of short completions weigh more the smaller the generation
+            batches are. Where one generation batch makes an optimizer step or more, both are the same.
         regroup_microbatches (`bool`, *optional*, defaults to `False`):
             Whether rows move between the micro-batches of an optimizer step, so that those of similar length, or with
             one prompt where it is computed once, are forwarded together: the smaller the micro-batches, the more this
@@ -222,6 +226,13 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
     efficient_microbatches: bool = field(
         default=True, metadata={"help": "Whether padding is trimmed and rows are grouped by length."}
     )
+    pool_generation_batches: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether token-level losses divide by the tokens of the whole optimizer step where several "
+            "generation batches make one; TRL divides each by its own."
+        },
+    )
     regroup_microbatches: bool = field(
         default=False,
         metadata={
@@ -251,20 +262,6 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
         self._check_dynamic_sampling()
         if self.regroup_microbatches:
             self._check_regroup_microbatches()
-
-    @property
-    def differs_from_trl(self) -> bool:
-        """Whether training is changed by a parameter, or a value, that [`~trl.GRPOConfig`] does not have."""
-        same_numbers = {
-            "skip_zero_advantage",
-            "efficient_microbatches",
-            "regroup_microbatches",
-            "log_gradient_coefficient",
-        }
-        theirs = {*same_numbers, *(item.name for item in fields(GRPOConfig))}
-        ours = {item.name: item.default for item in fields(GRPOExtConfig) if item.name not in theirs}
-        has_changed = any(getattr(self, name) != default for name, default in ours.items())
-        return has_changed or self.importance_sampling_level == "sequence_token"
 
     @property
     def scores_steps(self) -> bool:
@@ -311,6 +308,7 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             "log_gradient_coefficient",
             "skip_zero_advantage",
             "efficient_microbatches",
+            "pool_generation_batches",
             "regroup_microbatches",
         ):
             if not isinstance(getattr(self, name), bool):
@@ -373,6 +371,11 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
             )
 
     def _check_live_group_denominator(self):
+        if not self.pool_generation_batches:
+            raise ValueError(
+                "`live_group_denominator` is True, which counts the live groups of a whole optimizer step, but "
+                "`pool_generation_batches` is False; leave one of them out."
+            )
         if self.loss_type == "bnpo":
             raise ValueError(
                 "`live_group_denominator` is True, but `loss_type` 'bnpo' divides by the tokens of each micro-batch, "

@@ -50,13 +50,13 @@ class LossOptions(EfficientForward):
             self.importance_sampling_level = "token"
             self._uses_gspo_token = True
         self.extends_loss = self.replaces_kl or self._uses_gspo_token or self.args.log_gradient_coefficient
-        # Where an optimizer step is made of several generation batches, TRL divides each by its own number of tokens,
-        # so that the tokens of a short one weigh more.
-        has_token_denominator = self.args.differs_from_trl and self.loss_type in GLOBAL_TOKEN_LOSSES
         steps_per_rollout = self.args.steps_per_generation * self.num_iterations
+        has_global_denominator = self.args.live_group_denominator or self.loss_type in GLOBAL_TOKEN_LOSSES
         self.pools_generation_batches = (
-            self.args.live_group_denominator or has_token_denominator
-        ) and self.args.gradient_accumulation_steps % steps_per_rollout == 0
+            self.args.pool_generation_batches
+            and has_global_denominator
+            and self.args.gradient_accumulation_steps % steps_per_rollout == 0
+        )
         self._coefficient_window: list[torch.Tensor] = []
         self._kl_window = torch.zeros(2, device=self.accelerator.device)
 
