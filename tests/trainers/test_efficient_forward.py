@@ -116,7 +116,7 @@ REGROUPED = {
     "tool mask": {"rollout_func": with_tool_results},
     "KL, LoRA": OPTIONS["LoRA"],
     "two steps a generation": {"steps_per_generation": 8},
-    "two generations a step": {"steps_per_generation": 2, "std_correction": 0},
+    "two generations a step": {"steps_per_generation": 2, "pool_generation_batches": True},
 }
 
 
