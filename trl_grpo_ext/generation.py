@@ -8,6 +8,7 @@ import torch
 from accelerate import PartialState
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -15,6 +16,7 @@ from transformers import (
 from trl import ModelConfig, get_quantization_config
 
 from .batching import batched, in_eval_mode, map_by_length
+from .scorer import no_such_model
 
 
 BACKENDS = ("transformers", "vllm")
@@ -126,6 +128,24 @@ def vllm_sampler(llm: Any, *, max_new_tokens: int = 256, temperature: float = 1.
         return [list(request.outputs[0].token_ids) for request in requests]
 
     return sample
+
+
+def load_tokenizer(name: str, model_args: ModelConfig) -> PreTrainedTokenizerBase:
+    """
+    Load the tokenizer of a model to write with.
+
+    Raises:
+        `ValueError`: if there is no such model, or it has no tokenizer.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=model_args.model_revision, padding_side="left")
+    except OSError as error:
+        raise no_such_model(name, error, "model_name_or_path") from error
+    except ValueError as error:
+        raise ValueError(
+            f"`model_name_or_path` is {name!r}, which has no tokenizer; save that of its base model beside it "
+            "(`tokenizer.save_pretrained`)."
+        ) from error
 
 
 def load_sampler(

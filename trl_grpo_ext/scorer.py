@@ -68,9 +68,9 @@ def loaded_whole() -> Iterator[None]:
         deepspeed_integration._hf_deepspeed_config_weak_ref = config
 
 
-def no_such_model(name_or_path: str, error: Exception) -> ValueError:
-    """The error to raise where there is no model of this name."""
+def no_such_model(name_or_path: str, error: Exception, field: str = "model") -> ValueError:
+    """The error to raise where there is no model of the name that a field has."""
     return ValueError(
-        f"`model` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on the Hub "
-        f"({str(error).splitlines()[0]})."
+        f"`{field}` is {name_or_path!r}, which is neither a folder with a model nor one that can be reached on the "
+        f"Hub ({str(error).splitlines()[0]})."
     )

@@ -13,7 +13,7 @@ from trl_grpo_ext.scripts import evaluate, label_steps
 from trl_grpo_ext.tasks import EMBEDDED_POLICY, make_dataset
 
 from ..distributed.test_two_processes import ROOT, launch
-from ..tiny import save_tiny_model
+from ..tiny import save_tiny_model, tiny_model, tiny_tokenizer
 
 
 SMALL = ["--num_problems", "6", "--num_samples", "4", "--problems_per_part", "2", "--max_new_tokens", "48"]
@@ -148,6 +148,18 @@ def fake_vllm(monkeypatch, text):
     module.LLM, module.SamplingParams = LLM, lambda **kwargs: SimpleNamespace(**kwargs)
     monkeypatch.setitem(sys.modules, "vllm", module)
     return asked
+
+
+@pytest.mark.parametrize("script", [evaluate, label_steps])
+def test_a_model_without_tokenizer_and_no_model_are_refused(tmp_path, script):
+    without_tokenizer = tmp_path / "model"
+    tiny_model(tiny_tokenizer()).save_pretrained(without_tokenizer)
+    for name, message in (
+        (without_tokenizer, "`model_name_or_path` is '.*', which has no tokenizer; save that of its base model"),
+        (tmp_path / "nothing", "`model_name_or_path` is '.*', which is neither a folder with a model nor one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            script.run(["--model_name_or_path", str(name), "--output_dir", str(tmp_path / "output")])
 
 
 @pytest.mark.parametrize(

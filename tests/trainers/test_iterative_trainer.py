@@ -501,6 +501,13 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(tmp_path, tokenizer):
         trainer.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
 
 
+def test_a_checkpoint_of_iterations_of_another_length_is_refused(tmp_path, tokenizer):
+    make_iterative_trainer(tmp_path, tokenizer, save_strategy="steps", save_steps=3).train()
+    trainer = make_iterative_trainer(tmp_path, tokenizer, steps_per_rl_iteration=3)
+    with pytest.raises(ValueError, match=r"`steps_per_rl_iteration` is 3, but '.*' is of a run with 2, whose"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "output" / "checkpoint-3"))
+
+
 def test_an_outcome_reward_model_that_cannot_be_used_is_refused(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="`tokenizer` is missing"):
         OutcomeRewardModel(tiny_scorer(tokenizer, LlamaForSequenceClassification, 1))

@@ -29,7 +29,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..batching import batched
@@ -37,7 +37,7 @@ from ..benchmarks import BENCHMARKS, Benchmark, summarize
 from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions, warn_of_unparsed_solutions
 from ..files import PartStore, written_whole
-from ..generation import BACKENDS, Sampler, load_sampler
+from ..generation import BACKENDS, Sampler, load_sampler, load_tokenizer
 from ..tasks import EMBEDDED_POLICY, make_dataset
 from .deepseekmath import share_of_cores
 
@@ -140,7 +140,7 @@ def main(script_args: EvaluateArguments, model_args: ModelConfig) -> None:
 def evaluate_model(name: str, script_args: EvaluateArguments, model_args: ModelConfig) -> dict[str, dict[str, Any]]:
     """Metrics of a model on each benchmark."""
     state = PartialState()
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=model_args.model_revision, padding_side="left")
+    tokenizer = load_tokenizer(name, model_args)
     loaded = cache(
         partial(
             load_sampler,

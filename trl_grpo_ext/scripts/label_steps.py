@@ -14,13 +14,13 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import track
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from trl import ModelConfig, TrlParser, maybe_apply_chat_template
 
 from ..choices import check_at_least_one
 from ..data import get_split, load_prompt_dataset, to_prompts_and_solutions
 from ..files import PartStore
-from ..generation import BACKENDS, Sampler, load_sampler
+from ..generation import BACKENDS, Sampler, load_sampler, load_tokenizer
 from ..prm.labelling import MODES, Solution, StepLabeller
 from ..steps import SeparatorSplitter, TextSplitter, cut_into_steps, from_command_line
 from ..tasks import EMBEDDED_POLICY, make_dataset
@@ -102,7 +102,7 @@ def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     store = PartStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
     problems = load_problems(script_args)
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    tokenizer = load_tokenizer(name, model_args)
     sampler = load_sampler(
         name,
         tokenizer,

@@ -437,7 +437,9 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
         folder = checkpoint / STATE_FOLDER
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "state.json").write_text(json.dumps({"mean_rewards": self._mean_rewards}))
+            steps = self.args.steps_per_rl_iteration
+            state = {"mean_rewards": self._mean_rewards, "steps_per_rl_iteration": steps}
+            (folder / "state.json").write_text(json.dumps(state))
             if self.reward_update is not None:
                 self.reward_update.save(folder / "reward_model")
         save_reference(self._reference_parameters, folder / "reference.safetensors", self.args.should_save)
@@ -451,7 +453,13 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 f"`resume_from_checkpoint` is '{checkpoint}', which lacks '{needed.relative_to(checkpoint)}'; name a "
                 f"checkpoint of IterativeGRPOTrainer with reward_update={self.args.reward_update!r}."
             )
-        self._mean_rewards = json.loads((folder / "state.json").read_text())["mean_rewards"]
+        state = json.loads((folder / "state.json").read_text())
+        if state["steps_per_rl_iteration"] != self.args.steps_per_rl_iteration:
+            raise ValueError(
+                f"`steps_per_rl_iteration` is {self.args.steps_per_rl_iteration}, but '{checkpoint}' is of a run with "
+                f"{state['steps_per_rl_iteration']}, whose iterations end elsewhere; set it to that."
+            )
+        self._mean_rewards = state["mean_rewards"]
         if self.reward_update is not None:
             self.reward_update.load(folder / "reward_model")
         load_reference(self._reference_parameters, folder / "reference.safetensors")
