@@ -130,21 +130,27 @@ def vllm_sampler(llm: Any, *, max_new_tokens: int = 256, temperature: float = 1.
     return sample
 
 
-def load_tokenizer(name: str, model_args: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, field: str = "model_name_or_path", **options) -> PreTrainedTokenizerBase:
     """
     Load the tokenizer of a model to write with.
 
+    Args:
+        name (`str`), field (`str`, *optional*, defaults to `"model_name_or_path"`):
+            Hub id or folder, and the argument that has it.
+        **options:
+            Those of `AutoTokenizer.from_pretrained`.
+
     Raises:
-        `ValueError`: if there is no such model, or it has no tokenizer.
+        `ValueError`: if there is no such model, or its tokenizer is missing or broken.
     """
     try:
-        return AutoTokenizer.from_pretrained(name, revision=model_args.model_revision, padding_side="left")
+        return AutoTokenizer.from_pretrained(name, padding_side="left", **options)
     except OSError as error:
-        raise no_such_model(name, error, "model_name_or_path") from error
+        raise no_such_model(name, error, field) from error
     except ValueError as error:
         raise ValueError(
-            f"`model_name_or_path` is {name!r}, which has no tokenizer; save that of its base model beside it "
-            "(`tokenizer.save_pretrained`)."
+            f"`{field}` is {name!r}, which has no tokenizer that can be loaded; name a model with its tokenizer "
+            "beside it (`tokenizer.save_pretrained`, for an adapter too)."
         ) from error
 
 
@@ -179,19 +185,22 @@ def load_sampler(
         `Callable[[float], Sampler]`: the sampler of a temperature.
 
     Raises:
-        `ValueError`: if vLLM is asked for in several processes, or for an adapter.
+        `ValueError`: if there is no such model, or vLLM is asked for in several processes or for an adapter.
     """
     if backend == "vllm":
         llm = load_vllm(name, model_args, seed)
         return lambda temperature: vllm_sampler(llm, max_new_tokens=max_new_tokens, temperature=temperature)
-    model = AutoModelForCausalLM.from_pretrained(
-        name,
-        revision=model_args.model_revision,
-        dtype=model_args.dtype,
-        attn_implementation=model_args.attn_implementation,
-        quantization_config=get_quantization_config(model_args),
-        device_map={"": PartialState().device},
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=model_args.model_revision,
+            dtype=model_args.dtype,
+            attn_implementation=model_args.attn_implementation,
+            quantization_config=get_quantization_config(model_args),
+            device_map={"": PartialState().device},
+        )
+    except OSError as error:
+        raise no_such_model(name, error) from error
     return lambda temperature: model_sampler(
         model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, batch_size=batch_size
     )

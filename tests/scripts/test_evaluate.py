@@ -16,6 +16,7 @@ from ..distributed.test_two_processes import ROOT, launch
 from ..tiny import save_tiny_model, tiny_model, tiny_tokenizer
 
 
+QUICK = {evaluate: ["--num_problems", "1", "--num_samples", "0"], label_steps: ["--num_problems", "1"]}
 SMALL = ["--num_problems", "6", "--num_samples", "4", "--problems_per_part", "2", "--max_new_tokens", "48"]
 
 
@@ -150,16 +151,26 @@ def fake_vllm(monkeypatch, text):
     return asked
 
 
-@pytest.mark.parametrize("script", [evaluate, label_steps])
-def test_a_model_without_tokenizer_and_no_model_are_refused(tmp_path, script):
-    without_tokenizer = tmp_path / "model"
+@pytest.mark.parametrize(
+    ("script", "field"),
+    [
+        (evaluate, "model_name_or_path"),
+        (evaluate, "baseline_name_or_path"),
+        (label_steps, "model_name_or_path"),
+    ],
+)
+def test_what_is_no_whole_model_is_refused_by_name(tmp_path, script, field):
+    without_tokenizer, without_weights = tmp_path / "model", tmp_path / "tokenizer"
     tiny_model(tiny_tokenizer()).save_pretrained(without_tokenizer)
+    save_tiny_model(without_weights)
+    (without_weights / "model.safetensors").unlink()
     for name, message in (
-        (without_tokenizer, "`model_name_or_path` is '.*', which has no tokenizer; save that of its base model"),
-        (tmp_path / "nothing", "`model_name_or_path` is '.*', which is neither a folder with a model nor one"),
+        (without_tokenizer, f"`{field}` is '.*', which has no tokenizer that can be loaded"),
+        (tmp_path / "nothing", f"`{field}` is '.*', which is neither a folder with a model nor one"),
+        (without_weights, "`model` is '.*', which is neither a folder with a model nor one .*safetensors"),
     ):
         with pytest.raises(ValueError, match=message):
-            script.run(["--model_name_or_path", str(name), "--output_dir", str(tmp_path / "output")])
+            script.run([f"--{field}", str(name), "--output_dir", str(tmp_path / "output"), *QUICK[script]])
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def config(tmp_path, **options):
             "`live_group_denominator` is True, but an optimizer step of 3 micro-batches is not made of whole",
         ),
         (
+            {
+                "live_group_denominator": True,
+                "gradient_accumulation_steps": 6,
+                "steps_per_generation": 2,
+                "num_iterations": 2,
+            },
+            "`live_group_denominator` is True, but an optimizer step of 6 micro-batches is not made of whole "
+            "generation batches, used for 4 each",
+        ),
+        (
             {"live_group_denominator": True, "multi_objective_aggregation": "normalize_then_sum"},
             "`multi_objective_aggregation` is 'normalize_then_sum', which normalizes outcome rewards by TRL's",
         ),

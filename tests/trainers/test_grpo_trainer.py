@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import normalizers
+from transformers import TrainerCallback
 
 from trl_grpo_ext.objective import consistent_completions
 
@@ -341,6 +342,35 @@ class TestSecondTraining:
         trainer.train()
         assert len(rewarded) == 1
         trainer.train()  # the second half of the first window's completions is still buffered
+        assert len(rewarded) == 2
+
+    @pytest.mark.parametrize("pool_generation_batches", [True, False])
+    def test_begins_with_a_whole_step_after_one_that_was_interrupted(
+        self, tmp_path, model_path, tokenizer, pool_generation_batches
+    ):
+        rewarded = []
+
+        def spy(completion_ids, **kwargs):
+            rewarded.append(len(completion_ids))
+            return length_reward(completion_ids)
+
+        class InterruptsOnce(TrainerCallback):
+            has_interrupted = False
+
+            def on_substep_end(self, args, state, control, **kwargs):
+                if not self.has_interrupted:
+                    self.has_interrupted = True
+                    raise KeyboardInterrupt
+
+        trainer = make_trainer(
+            tmp_path, model_path, prompt_dataset(), tokenizer, reward_funcs=spy, max_steps=1,
+            gradient_accumulation_steps=4, steps_per_generation=2, per_device_train_batch_size=4,
+            pool_generation_batches=pool_generation_batches, callbacks=[InterruptsOnce()],
+        )  # fmt: skip
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        rewarded.clear()
+        trainer.train()
         assert len(rewarded) == 2
 
 

@@ -39,7 +39,7 @@ def test_methods_of_trl_that_we_extend_or_call(method, parameters):
 def test_attributes_of_trl_that_we_read(tmp_path, model, tokenizer):
     trainer = make_trainer(tmp_path, model, prompt_dataset(), tokenizer)
     for attribute in (
-        "_buffered_inputs", "beta", "importance_sampling_level", "loss_type",
+        "_buffered_inputs", "_step", "beta", "importance_sampling_level", "loss_type",
         "max_completion_length", "num_iterations", "temperature", "_logs", "_metrics", "_tokenizer", "_is_vlm",
         "num_generations", "num_generations_eval", "reward_weights", "scale_rewards",
     ):  # fmt: skip

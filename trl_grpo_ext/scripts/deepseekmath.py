@@ -28,7 +28,7 @@ import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, ProgressCallback
+from transformers import AutoConfig, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from trl.models import unwrap_model_for_generation
 from trl.rewards import get_cosine_scaled_reward, get_soft_overlong_punishment, think_format_reward
@@ -43,6 +43,7 @@ from ..data import (
     without_problems_of,
 )
 from ..evaluation import confidence_interval, evaluate_policy
+from ..generation import load_tokenizer
 from ..prm import ProcessRewardModel
 from ..rewards import answer_reward, arithmetic_reward, format_reward
 from ..rewards.length import get_step_overlong_punishment
@@ -211,7 +212,7 @@ def main(
         args=training_args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset if training_args.eval_strategy != "no" else None,
-        processing_class=load_tokenizer(model_name, training_args.model_init_kwargs),
+        processing_class=load_tokenizer(model_name, **without_loading_options(training_args.model_init_kwargs)),
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
         step_reward_funcs=step_reward_funcs if training_args.scores_steps else None,
@@ -354,10 +355,6 @@ def model_init_kwargs(model_name: str, training_args: GRPOExtConfig, model_args:
             f"reached on the Hub ({str(error).splitlines()[0]})."
         ) from error
     return kwargs
-
-
-def load_tokenizer(model_name: str, kwargs: dict) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(model_name, padding_side="left", **without_loading_options(kwargs))
 
 
 def without_loading_options(kwargs: dict) -> dict:

@@ -128,19 +128,26 @@ def main(script_args: EvaluateArguments, model_args: ModelConfig) -> None:
     state = PartialState(cpu=not torch.accelerator.is_available())
     if state.device.type == "cpu":
         torch.set_num_threads(share_of_cores())
-    names = [model_args.model_name_or_path or str(EMBEDDED_POLICY), script_args.baseline_name_or_path]
+    fields = {"model_name_or_path": model_args.model_name_or_path or str(EMBEDDED_POLICY)}
+    if script_args.baseline_name_or_path is not None:
+        fields["baseline_name_or_path"] = script_args.baseline_name_or_path
+    # All first: the second model may be hours away
+    tokenizers = {
+        name: load_tokenizer(name, field, revision=model_args.model_revision) for field, name in fields.items()
+    }
     results = {
-        name: evaluate_model(name, script_args, model_args) for name in dict.fromkeys(names) if name is not None
+        name: evaluate_model(name, tokenizer, script_args, model_args) for name, tokenizer in tokenizers.items()
     }
     if state.is_main_process:
         report(results, script_args)
     state.destroy_process_group()
 
 
-def evaluate_model(name: str, script_args: EvaluateArguments, model_args: ModelConfig) -> dict[str, dict[str, Any]]:
+def evaluate_model(
+    name: str, tokenizer: PreTrainedTokenizerBase, script_args: EvaluateArguments, model_args: ModelConfig
+) -> dict[str, dict[str, Any]]:
     """Metrics of a model on each benchmark."""
     state = PartialState()
-    tokenizer = load_tokenizer(name, model_args)
     loaded = cache(
         partial(
             load_sampler,

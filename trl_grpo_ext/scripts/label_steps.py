@@ -102,7 +102,7 @@ def main(script_args: LabelStepsArguments, model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path or str(EMBEDDED_POLICY)
     store = PartStore(script_args.output_dir, {**asdict(script_args), "model_name_or_path": name, "output_dir": None})
     problems = load_problems(script_args)
-    tokenizer = load_tokenizer(name, model_args)
+    tokenizer = load_tokenizer(name, revision=model_args.model_revision)
     sampler = load_sampler(
         name,
         tokenizer,

@@ -107,9 +107,10 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
         pool_generation_batches (`bool`, *optional*, defaults to `True`):
             Whether token-level losses divide by the tokens of the whole optimizer step where several generation
             batches make one, `gradient_accumulation_steps` being a multiple of `steps_per_generation` times
-            `num_iterations`: these are then sampled one after another before the first loss. `False` divides each by
-            its own tokens, as TRL does, so that the tokens of short completions weigh more the smaller the generation
-            batches are. Where one generation batch makes an optimizer step or more, both are the same.
+            `num_iterations`: these are then sampled one after another before the first loss, and so differ from TRL's
+            for the same seed. `False` divides each by its own tokens, as TRL does, so that the tokens of short
+            completions weigh more the smaller the generation batches are. Where one generation batch makes an
+            optimizer step or more, or the one is no multiple of the other, both are the same.
         regroup_microbatches (`bool`, *optional*, defaults to `False`):
             Whether rows move between the micro-batches of an optimizer step, so that those of similar length, or with
             one prompt where it is computed once, are forwarded together: the smaller the micro-batches, the more this
@@ -386,12 +387,13 @@ class GRPOExtConfig(KeepsToken, GRPOConfig):
                 f"`live_group_denominator` is True, but with `advantage_baseline` {self.advantage_baseline!r} "
                 "all-same groups train, too; use 'mean' or 'leave_one_out'."
             )
-        window, accumulation = self.steps_per_generation, self.gradient_accumulation_steps
+        accumulation = self.gradient_accumulation_steps
+        window = self.steps_per_generation * self.num_iterations
         if window % accumulation != 0 and accumulation % window != 0:
             raise ValueError(
                 f"`live_group_denominator` is True, but an optimizer step of {accumulation} micro-batches is not made "
-                f"of whole generation batches of {window}; make one of `gradient_accumulation_steps` and "
-                "`steps_per_generation` a multiple of the other."
+                f"of whole generation batches, used for {window} each; make one of `gradient_accumulation_steps` and "
+                "`steps_per_generation` times `num_iterations` a multiple of the other."
             )
 
     def _check_regroup_microbatches(self):

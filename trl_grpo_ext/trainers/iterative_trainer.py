@@ -454,7 +454,7 @@ class IterativeGRPOTrainer(GRPOExtTrainer):
                 f"checkpoint of IterativeGRPOTrainer with reward_update={self.args.reward_update!r}."
             )
         state = json.loads((folder / "state.json").read_text())
-        if state["steps_per_rl_iteration"] != self.args.steps_per_rl_iteration:
+        if state.get("steps_per_rl_iteration", self.args.steps_per_rl_iteration) != self.args.steps_per_rl_iteration:
             raise ValueError(
                 f"`steps_per_rl_iteration` is {self.args.steps_per_rl_iteration}, but '{checkpoint}' is of a run with "
                 f"{state['steps_per_rl_iteration']}, whose iterations end elsewhere; set it to that."

@@ -91,8 +91,9 @@ class GRPOSeams(GRPOTrainer):
         return weighted_sum(self._rewards_per_func, self.reward_weights)
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        # Completions sampled in an earlier call came from an earlier policy.
+        # Completions sampled in an earlier call, which may have been interrupted, came from an earlier policy.
         self.drop_buffered_completions()
+        self._step = 0  # at which TRL samples
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir)) or True
         return super().train(resume_from_checkpoint, *args, **kwargs)
