@@ -42,6 +42,13 @@ OPTIONS = {
     "accumulation": {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4},
     "truncated completions masked": {"mask_truncated_completions": True},
     "entropy bonus": {"entropy_coef": 0.01},
+    "adaptive entropy": {
+        "entropy_coef": 0.01,
+        "use_adaptive_entropy": True,
+        "entropy_target": 15.0,
+        "gradient_accumulation_steps": 2,
+    },
+    "padding to a multiple": {"pad_to_multiple_of": 8},
     "high-entropy tokens": {"top_entropy_quantile": 0.5},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "LoRA": {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]), "beta": 0.04},
