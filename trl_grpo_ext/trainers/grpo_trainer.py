@@ -27,8 +27,9 @@ class GRPOExtTrainer(PushesSafely, DynamicSampling):
     its objective that [`GRPOExtConfig`] names.
 
     A drop-in replacement: with [`GRPOExtConfig`]'s own parameters at their defaults, losses, gradients and metrics are
-    those of [`~trl.GRPOTrainer`] for the same seed, where `pool_generation_batches` has nothing to pool. (A second
-    call of `train` samples anew, where TRL would go on with what is left of the completions of the first.)
+    those of [`~trl.GRPOTrainer`] for the same seed, to rounding (in bf16, to bf16's), where `pool_generation_batches`
+    has nothing to pool. (A second call of `train` samples anew, where TRL would go on with what is left of the
+    completions of the first.)
 
     Example:
 
